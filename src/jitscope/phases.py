@@ -1,0 +1,72 @@
+"""Seconds per phase of one program: trace, restructure, lower, compile.
+
+JAX reports the end of each phase to ``jax.monitoring`` with the name of the function, in
+the thread that did the work. A program under way in a thread claims the reports that bear
+its name until a later program of the same name replaces it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+
+_EVENTS = {
+    "/jax/core/compile/jaxpr_trace_duration": ("trace_s", "{}"),
+    "/jax/core/compile/jaxpr_to_mlir_module_duration": ("lower_s", "jit({})"),
+    "/jax/core/compile/backend_compile_duration": ("compile_s", "jit({})"),
+}
+_threads = threading.local()
+
+
+@dataclasses.dataclass
+class Phases:
+    """Seconds spent on a program so far; a phase that did not happen has 0.
+
+    Attributes:
+      trace_s: tracing, structuring included.
+      structure_s: structuring alone.
+      lower_s: lowering to StableHLO.
+      compile_s: XLA, or reading the persistent compilation cache.
+    """
+
+    trace_s: float = 0.0
+    structure_s: float = 0.0
+    lower_s: float = 0.0
+    compile_s: float = 0.0
+
+    @contextmanager
+    def structuring(self) -> Iterator[None]:
+        """Adds the time of a with-block to ``structure_s``."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.structure_s += time.perf_counter() - start
+
+
+def claim_phases(name: str) -> Phases:
+    """Phases of a program that this thread is tracing now; JAX's reports fill them in."""
+    _listen()
+    claims = vars(_threads).setdefault("claims", {})
+    phases = Phases()
+    for event, (field, pattern) in _EVENTS.items():
+        claims[event, pattern.format(name)] = (phases, field)
+    return phases
+
+
+@functools.cache
+def _listen() -> None:
+    jax.monitoring.register_event_duration_secs_listener(_on_event)
+
+
+def _on_event(event: str, duration_secs: float, **details: object) -> None:
+    claim = vars(_threads).get("claims", {}).get((event, details.get("fun_name")))
+    if claim is not None:
+        phases, field = claim
+        setattr(phases, field, getattr(phases, field) + duration_secs)

@@ -1,0 +1,9 @@
+"""Renderers of reuse reports: pure functions of a record, and files that hold one.
+
+`save` and `load` are the only functions here that touch files.
+"""
+
+from .files import load as load
+from .files import save as save
+
+__all__ = ["load", "save"]

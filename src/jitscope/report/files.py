@@ -1,0 +1,87 @@
+"""Files that hold a report; the one place that opens them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+from ..reuse_report import ReuseReport
+from . import html, json, text
+
+if TYPE_CHECKING:
+    from ..reuse import Reuse
+
+_SUFFIXES = (".json", ".html", ".txt")
+
+
+def save(report: ReuseReport | Reuse, path: str | os.PathLike[str]) -> None:
+    """Writes a report to a file, in the format of its suffix.
+
+    The file holds the old text or the new one, whatever happens.
+
+    Args:
+      report: a record, live or frozen.
+      path: ends in ``.json`` (to be loaded again), ``.html`` (one page, works offline), or
+        ``.txt``.
+
+    Raises:
+      ValueError: the path has another suffix.
+      OSError: it cannot be written; a file that was there is as it was.
+
+    Example:
+      >>> import jax.numpy as jnp, jitscope, os, tempfile
+      >>> step = jitscope.outermost_jit(lambda x: jnp.sin(x) + 1)
+      >>> y = step(1.0)
+      >>> with tempfile.TemporaryDirectory() as directory:
+      ...     path = os.path.join(directory, "run.json")
+      ...     jitscope.report.save(step.reuse(), path)
+      ...     jitscope.report.load(path).n_equations
+      2
+    """
+    record = report if isinstance(report, ReuseReport) else report.report()
+    suffix = os.path.splitext(os.fspath(path))[1].lower()
+    if suffix not in _SUFFIXES:
+        raise ValueError(f"save() got the path {os.fspath(path)!r}; it must end in one of "
+                         f"{', '.join(_SUFFIXES)}, which says what to write.")
+    render = {".json": json.dumps, ".html": html.render, ".txt": _plain}[suffix]
+    replace_file(path, render(record))
+
+
+def load(path: str | os.PathLike[str]) -> ReuseReport:
+    """Reads a report that `save` wrote as JSON.
+
+    Raises:
+      ReportFormatError: a ValueError; the file is no report that this version can read.
+      OSError: there is no such file, or it cannot be read.
+    """
+    with open(path, encoding="utf-8", errors="replace") as file:
+        content = file.read()
+    try:
+        return json.loads(content)
+    except json.ReportFormatError as error:
+        raise json.ReportFormatError(f"cannot read {os.fspath(path)!r}: {error}") from None
+
+
+def replace_file(path: str | os.PathLike[str], content: str) -> None:
+    """Writes a file so that it holds the old text or the new one, whatever happens.
+
+    A device, pipe or socket is written to as it is.
+    """
+    path = os.path.realpath(path)
+    if os.path.exists(path) and not os.path.isfile(path):
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(content)
+        return
+    unfinished = f"{path}.{os.getpid()}.unfinished"
+    try:
+        with open(unfinished, "w", encoding="utf-8") as file:
+            file.write(content)
+        os.replace(unfinished, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(unfinished)
+
+
+def _plain(report: ReuseReport) -> str:
+    return text.render(report, width=100) + "\n"

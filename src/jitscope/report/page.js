@@ -1,0 +1,315 @@
+"use strict";
+(() => {
+  const report = JSON.parse(document.getElementById("data").textContent).report;
+  const main = document.getElementById("main");
+  const MAX_JAXPR_ROWS = 5000, FRAME_HEIGHT = 21, MAX_DEPTH = 60;
+
+  // --- small helpers: every text of the report goes through textContent -----------------------
+
+  function make(tag, attributes = {}, ...children) {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) {
+      if (name === "class") element.className = value;
+      else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+      else if (value !== null) element.setAttribute(name, value);
+    }
+    element.append(...children.filter((child) => child !== null).map(
+      (child) => child instanceof Node ? child : document.createTextNode(String(child))));
+    return element;
+  }
+  const number = (n) => n.toLocaleString("en-US");
+  const seconds = (s) => s ? s.toFixed(2) + " s" : "-";
+  const place = (source) => {
+    const found = /^(.*?):(\d+)(?::\d+)?( \([^]*\))?$/.exec(source);
+    return found ? found[1].split(/[\\/]/).pop() + ":" + found[2] : source;
+  };
+  function size(bytes) {
+    for (const unit of ["B", "kB", "MB"]) {
+      if (bytes < 1000) return Number(bytes.toPrecision(3)) + " " + unit;
+      bytes /= 1000;
+    }
+    return Number(bytes.toPrecision(3)) + " GB";
+  }
+  function percent(part, whole) {
+    if (!part || !whole) return "0 %";
+    if (part === whole) return "100 %";
+    const share = 100 * part / whole;
+    return share < 0.5 ? "<1 %" : share > 99.5 ? ">99 %" : Math.round(share) + " %";
+  }
+
+  // --- summary --------------------------------------------------------------------------------
+
+  function summary(program) {
+    const shared = program.bodies.filter((body) => body.structure === "SHARED");
+    const calls = shared.reduce((sum, body) => sum + body.n_uses, 0);
+    const saved = program.n_equations - program.n_compiled;
+    const lead = calls === 0 ? "Nothing repeats that would pay as a shared body."
+      : program.platform === "cpu"
+        ? `${number(calls)} calls became ${number(shared.length)} shared bodies: XLA compiles `
+          + `${number(program.n_compiled)} of ${number(program.n_equations)} equations.`
+        : `${number(saved)} of ${number(program.n_equations)} equations are repeats; on `
+          + `${program.platform} XLA compiles them all the same.`;
+    const card = (value, label) => make("div", {class: "card"}, make("b", {}, value),
+                                        make("span", {}, label));
+    const s = program.seconds;
+    const cards = [
+      card(`${number(calls)} \u2192 ${number(shared.length)}`, "calls \u2192 shared bodies"),
+      card(percent(saved, program.n_equations), "of the equations are repeats not compiled again"),
+      card(`${number(program.n_equations)} \u2192 ${number(program.n_compiled)}`,
+           "equations before \u2192 after"),
+      card(`${number(program.n_bodies_before)} \u2192 ${number(program.n_bodies_after)}`,
+           "nested functions before \u2192 after"),
+      card(seconds(s.trace_s + s.lower_s + s.compile_s), "trace, lower and compile so far"),
+      card(program.platform, `platform, JAX ${program.jax_version}`),
+    ];
+    return [make("h2", {}, program.name), make("p", {class: "lead"}, lead),
+            make("div", {class: "cards"}, ...cards)];
+  }
+
+  function timeline(program) {
+    const s = program.seconds, phases = [
+      ["trace", "trace your code", Math.max(s.trace_s - s.structure_s, 0)],
+      ["structure", "jitscope", s.structure_s], ["lower", "lower", s.lower_s],
+      ["compile", "compile (XLA)", s.compile_s]];
+    const total = phases.reduce((sum, [, , value]) => sum + value, 0);
+    const bar = make("div", {class: "bar", role: "img", "aria-label": "seconds of each phase"});
+    const key = make("div", {class: "key"});
+    for (const [name, label, value] of phases) {
+      if (value > 0) {
+        const part = make("div", {class: name, title: `${label}: ${seconds(value)}`});
+        part.style.width = 100 * value / total + "%";
+        bar.append(part);
+      }
+      key.append(make("span", {}, make("i", {class: name}), `${label} ${seconds(value)}`));
+    }
+    return [make("h2", {}, "Where the time went"), bar, key];
+  }
+
+  function compiled(program) {
+    if (!program.compiled) return [];
+    const rows = [
+      ["cold start", (c) => seconds(c.seconds.trace_s + c.seconds.lower_s + c.seconds.compile_s)],
+      ["functions lowered", (c) => number(c.n_functions)],
+      ["instructions compiled", (c) => number(c.n_instructions)],
+      ["calls kept", (c) => number(c.n_kept_calls)], ["fused kernels", (c) => number(c.n_fusions)],
+      ["array copies", (c) => number(c.n_copies)],
+      ["temporary memory", (c) => size(c.temporary_bytes)]];
+    const versions = [["with jitscope", program.compiled], ["plain jax.jit", program.plain]]
+      .filter(([, version]) => version);
+    return [make("h2", {}, "What the compiler made of it"), make("table", {},
+      make("thead", {}, make("tr", {}, make("th", {}),
+        ...versions.map(([label]) => make("th", {class: "number"}, label)))),
+      make("tbody", {}, ...rows.map(([label, value]) => make("tr", {}, make("td", {}, label),
+        ...versions.map(([, version]) => make("td", {class: "number"}, value(version))))))),
+      make("p", {class: "soft"}, "Seconds are one measurement each; on a busy machine one and the "
+        + "same compilation varies by half and more.")];
+  }
+
+  // --- bodies ---------------------------------------------------------------------------------
+
+  const COLUMNS = [
+    ["name", "Body", (b) => b.name, (b) => `${b.name}${b.is_backward ? " (gradient)" : ""} (${place(b.source)})`],
+    ["uses", "Uses", (b) => b.n_uses], ["executions", "Executions", (b) => b.n_executions],
+    ["equations", "Equations", (b) => b.n_equations],
+    ["share", "Share", (b) => b.n_uses * b.n_equations,
+     (b, p) => percent(b.n_uses * b.n_equations, p.n_equations)],
+    ["structure", "Structure", (b) => b.structure], ["why", "Why", (b) => b.reason]];
+
+  function bodies(program) {
+    const state = {column: "share", descending: true, filter: ""};
+    const rows = make("tbody"), shown = make("span", {class: "soft", id: "shown"});
+    const open = new Set();
+    const heads = new Map(COLUMNS.map(([key, label]) => [key, make("th", {scope: "col"},
+      make("button", {type: "button", "data-column": key, onclick: () => {
+        state.descending = state.column === key ? !state.descending : key !== "name";
+        state.column = key;
+        fill();
+      }}, label))]));
+
+    function fill() {
+      const [, , value] = COLUMNS.find(([key]) => key === state.column);
+      const wanted = state.filter.toLowerCase();
+      const chosen = program.bodies.filter((body) => !wanted
+        || [body.name, body.source, body.structure, body.reason].some(
+          (text) => text.toLowerCase().includes(wanted)));
+      const sign = state.descending ? -1 : 1;
+      chosen.sort((a, b) => sign * (typeof value(a) === "number" ? value(a) - value(b)
+        : value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0));
+      for (const [key, head] of heads) {
+        head.setAttribute("aria-sort", key !== state.column ? "none"
+          : state.descending ? "descending" : "ascending");
+      }
+      shown.textContent = `${number(chosen.length)} of ${number(program.bodies.length)} bodies`;
+      rows.replaceChildren(...chosen.slice(0, MAX_JAXPR_ROWS).flatMap((body) => row(body)));
+    }
+
+    function row(body) {
+      const cells = COLUMNS.map(([key, , value, text]) => {
+        const content = text ? text(body, program) : value(body);
+        const isNumber = typeof value(body) === "number";
+        return make("td", {class: isNumber ? "number" : key === "structure" ? body.structure : ""},
+                    typeof content === "number" ? number(content) : content);
+      });
+      const toggle = () => {
+        if (open.has(body.digest)) open.delete(body.digest); else open.add(body.digest);
+        fill();
+        rows.querySelector(`tr[data-digest="${CSS.escape(body.digest)}"]`).focus();
+      };
+      const isOpen = open.has(body.digest);
+      const line = make("tr", {class: "body", tabindex: "0", "data-digest": body.digest,
+        "aria-expanded": String(isOpen), onclick: toggle,
+        onkeydown: (event) => {
+          if (event.key === "Enter" || event.key === " ") { event.preventDefault(); toggle(); }
+        }}, ...cells);
+      return isOpen ? [line, make("tr", {class: "detail"},
+        make("td", {colspan: COLUMNS.length}, ...detail(program, body)))] : [line];
+    }
+
+    const filter = make("input", {type: "search", id: "filter", placeholder: "Filter",
+      "aria-label": "Filter bodies", oninput: () => { state.filter = filter.value; fill(); }});
+    fill();
+    return [make("h2", {}, "Bodies"),
+      make("p", {class: "soft"}, "A body is a computation that is called. SHARED: compiled once, "
+        + "and called. NESTED: traced once; XLA copies it to each call. INLINE: dissolved into "
+        + "its caller. Click a row for more."),
+      make("div", {class: "tools"}, filter, shown),
+      make("div", {class: "scroll"}, make("table", {id: "bodies"},
+        make("thead", {}, make("tr", {}, ...heads.values())), rows))];
+  }
+
+  function detail(program, body) {
+    const list = (title, items) => items.length ? [make("h3", {}, title),
+      make("ul", {}, ...items.map((item) => make("li", {}, item)))] : [];
+    const parts = [make("p", {}, `${body.structure}: ${body.reason}.`),
+      make("p", {class: "soft"}, `Operands ${size(body.operand_bytes)}, results `
+        + `${size(body.result_bytes)} per call; ${number(body.n_heavy)} equations that XLA compiles `
+        + `on their own; ${body.outlined ? "found in the program" : "a function of its own"}; `
+        + `${body.digest.slice(0, 12)}`)];
+    if (body.n_uses > 2 && 2 * body.n_traces > body.n_uses) {
+      parts.push(make("p", {class: "miss"}, `Traced ${number(body.n_traces)} times with one result: `
+        + "a new function object or static value each time? jitscope.shared_subroutine traces "
+        + "it once."));
+    }
+    const names = new Map(program.bodies.map((other) => [other.digest, other.name]));
+    parts.push(...list("Call sites", body.sites.map((site) =>
+      `${number(site.n_calls)} \u00d7 ${site.source}${site.scope ? ", in " + site.scope : ""}`)));
+    parts.push(...list("Also used for", body.covers.map(
+      (digest) => `${names.get(digest) || "a smaller variant"} ${digest.slice(0, 12)}`)));
+    for (const miss of body.near_misses) {
+      parts.push(make("h3", {}, "Almost shared with ", `${miss.name} (${place(miss.source)})`),
+        make("ul", {class: "miss"}, ...miss.differences.map((text) => make("li", {}, text))),
+        make("p", {}, `To share: ${miss.change}.`));
+    }
+    if (body.jaxpr) parts.push(make("h3", {}, "The body"), make("pre", {}, body.jaxpr));
+    return parts;
+  }
+
+  // --- flame graphs ---------------------------------------------------------------------------
+
+  function tree(lines, field) {
+    const root = {name: "all equations", value: 0, children: new Map()};
+    for (const line of lines) {
+      const value = line[field];
+      if (!value) continue;
+      let node = root;
+      node.value += value;
+      for (const frame of line.stack.slice(0, MAX_DEPTH)) {
+        if (!node.children.has(frame)) {
+          node.children.set(frame, {name: frame, value: 0, children: new Map()});
+        }
+        node = node.children.get(frame);
+        node.value += value;
+      }
+    }
+    return root;
+  }
+
+  function hue(name) {
+    let hash = 0;
+    for (const character of name) hash = (hash * 31 + character.codePointAt(0)) >>> 0;
+    return `hsl(${20 + hash % 40} ${60 + hash % 25}% ${68 + hash % 12}%)`;
+  }
+
+  function flame(root, whole) {
+    const box = make("div", {class: "flame"});
+    let top = root;
+    function draw() {
+      let depth = 0;
+      const frames = [];
+      (function place(node, left, width, level) {
+        depth = Math.max(depth, level);
+        const label = level || node === root ? node.name : node.name + "  (click: back)";
+        const shown = label.replace(/^.*[\\/]/, "");
+        const frame = make("button", {class: "frame", type: "button",
+          title: `${node.name}\n${number(node.value)} equations, ${percent(node.value, whole)}`,
+          onclick: () => { top = node === top ? root : node; draw(); }},
+          `${shown}  ${number(node.value)}`);
+        frame.style.left = left * 100 + "%";
+        frame.style.width = width * 100 + "%";
+        frame.style.top = level * FRAME_HEIGHT + "px";
+        frame.style.background = hue(node.name);
+        frames.push(frame);
+        let at = left;
+        for (const child of [...node.children.values()].sort((a, b) => b.value - a.value)) {
+          const share = width * child.value / node.value;
+          if (share > 0.002) place(child, at, share, level + 1);
+          at += share;
+        }
+      })(top, 0, 1, 0);
+      box.style.height = (depth + 1) * FRAME_HEIGHT + "px";
+      box.replaceChildren(...frames);
+    }
+    draw();
+    return box;
+  }
+
+  function flames(program) {
+    if (!program.lines.length) return [];
+    return [make("h2", {}, "Equations by source line"),
+      make("p", {class: "soft"}, "The wider, the more equations. Click a frame to enlarge it."),
+      make("h3", {}, `Before: ${number(program.n_equations)} equations`),
+      flame(tree(program.lines, "n_before"), program.n_equations),
+      make("h3", {}, `After: ${number(program.n_compiled)} equations, shared bodies once`),
+      flame(tree(program.lines, "n_after"), program.n_compiled)];
+  }
+
+  // --- subroutines, failures, the page ---------------------------------------------------------
+
+  function subroutines() {
+    if (!report.subroutines.length) return [];
+    const rows = report.subroutines.map((s) => make("tr", {}, make("td", {}, s.name),
+      ...[s.n_calls, s.n_traces, s.n_reused].map((n) => make("td", {class: "number"}, number(n))),
+      make("td", {}, make("ul", {}, ...s.problems.map((p) => make("li", {class: "miss"}, p)),
+        ...s.retraces.map((r) => make("li", {}, `${number(r.n_traces)} \u00d7 ${r.reason}`))))));
+    return [make("h2", {}, "Shared subroutines"), make("div", {class: "scroll"},
+      make("table", {}, make("thead", {}, make("tr", {}, ...[
+        "Subroutine", "Calls under a trace", "Traces", "Reused", "Why it was traced again"]
+        .map((label) => make("th", {}, label)))), make("tbody", {}, ...rows)))];
+  }
+
+  function show(program) {
+    main.replaceChildren(
+      ...(program ? [...summary(program), ...timeline(program), ...compiled(program),
+                     ...bodies(program), ...flames(program)]
+        : [make("p", {class: "lead"}, "No program was traced.")]),
+      ...subroutines(),
+      ...(report.failures.length ? [make("h2", {}, "Left as they were"), make("ul", {},
+        ...report.failures.map((failure) => make("li", {}, failure)))] : []));
+  }
+
+  const programs = report.programs.slice().sort((a, b) =>
+    (b.seconds.trace_s + b.seconds.lower_s + b.seconds.compile_s)
+    - (a.seconds.trace_s + a.seconds.lower_s + a.seconds.compile_s));
+  const select = document.getElementById("program");
+  programs.forEach((program, i) => select.append(make("option", {value: i},
+    `${program.name} (${number(program.n_equations)} equations)`)));
+  document.getElementById("pick").hidden = programs.length < 2;
+  select.addEventListener("change", () => show(programs[Number(select.value)]));
+  document.getElementById("theme").addEventListener("click", () => {
+    const root = document.documentElement;
+    const isDark = root.dataset.theme ? root.dataset.theme === "dark"
+      : matchMedia("(prefers-color-scheme: dark)").matches;
+    root.dataset.theme = isDark ? "light" : "dark";
+  });
+  show(programs[0]);
+})();

@@ -1,0 +1,267 @@
+"""A reuse report as text: ReuseReport -> str.
+
+Made to be read by someone who has never seen one: the headline says what was won, the table
+what repeats and what was done about it, the last lines what the words mean. What does
+not matter is folded into one line.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import TextIO
+
+from ..reuse_report import BodyReport, ProgramReport, ReuseReport, SubroutineReport
+from .words import LEGEND, count, percent, place, printable, size
+
+_DETAIL = 12
+"""Smallest body, in equations, that has a row although its calls are not kept."""
+_MAX_ROWS = 14
+"""Rows of one program: with headline and legend they fit a screen of 24 lines."""
+_MAX_RETRACES = 3
+_MAX_PROGRAMS = 20
+_COLOURS = ((0.25, "\x1b[1;31m"), (0.05, "\x1b[33m"))
+"""Share of the program from which a row has a colour."""
+_RESET = "\x1b[0m"
+
+
+def render(report: ReuseReport, *, width: int | None = None, colour: bool = False) -> str:
+    """The report as text.
+
+    Args:
+      report: a record.
+      width: columns; that of the terminal by default, 120 where there is none.
+      colour: mark rows by their share of the program with ANSI colours.
+    """
+    width = max(width or shutil.get_terminal_size((120, 24)).columns, 40)
+    programs = sorted(report.programs, key=lambda program: -program.seconds.cold_s)
+    parts = [_program(program, width, colour) for program in programs[:_MAX_PROGRAMS]]
+    rest = programs[_MAX_PROGRAMS:]
+    if rest:
+        parts.append(f"and {count(len(rest), 'program')} more, "
+                     f"{sum(program.seconds.cold_s for program in rest):.2f} s")
+    parts += [_subroutine(subroutine, width) for subroutine in report.subroutines]
+    parts += [_wrapped(f"left as it was: {printable(failure)}", width)
+              for failure in report.failures]
+    return "\n\n".join(parts) or "nothing was traced"
+
+
+def show(report: ReuseReport, file: TextIO | None = None) -> None:
+    """Prints a report, coloured where that is a terminal and ``NO_COLOR`` is not set."""
+    file = file or sys.stdout
+    print(render(report, colour=file.isatty() and not os.environ.get("NO_COLOR")), file=file)
+
+
+# --- one program --------------------------------------------------------------------------
+
+
+def _program(program: ProgramReport, width: int, colour: bool) -> str:
+    lines = [_wrapped(line, width) for line in (*_headline(program), _seconds(program))]
+    lines += _compiled(program, width)
+    table = _table(program, width, colour)
+    if table:
+        lines += ["", *table]
+    lines += _advice(program, width)
+    return "\n".join(lines)
+
+
+def _headline(program: ProgramReport) -> list[str]:
+    name, n = printable(program.name), program.n_equations
+    if not any(body.n_uses > 1 for body in program.bodies):
+        return [f"{name}: {count(n, 'equation')}; nothing repeats"]
+    shared = program.shared
+    units = (f"{count(program.n_shared_calls, 'call')} -> "
+             f"{count(len(shared), 'shared body', 'shared bodies')}")
+    if not shared:
+        return [f"{name}: {count(n, 'equation')}; something repeats, but nothing that pays"]
+    lines = [f"{name}: {count(n, 'equation')}; {units}"]
+    if program.n_saved and program.platform == "cpu":
+        lines.append(f"XLA compiles {program.n_compiled:,} of them; the other {program.n_saved:,} "
+                     f"({percent(program.n_saved, n)}) are repeats of these")
+    elif program.n_saved:
+        lines.append(f"{program.n_saved:,} ({percent(program.n_saved, n)}) are repeats; on "
+                     f"{program.platform} XLA compiles them all the same")
+    return lines
+
+
+def _seconds(program: ProgramReport) -> str:
+    s = program.seconds
+    parts = [f"trace {s.trace_s:.2f} s (jitscope's part {s.structure_s:.2f} s)"]
+    parts += [f"{name} {value:.2f} s" if value else f"not yet {past}"
+              for name, value, past in (("lower", s.lower_s, "lowered"),
+                                        ("compile", s.compile_s, "compiled"))]
+    return ", ".join(parts)
+
+
+def _compiled(program: ProgramReport, width: int) -> list[str]:
+    if program.compiled is None:
+        return []
+    rows = [("", "with jitscope", "plain jax.jit" if program.plain else "")]
+    both = (program.compiled, program.plain)
+    for label, value in _COMPILED_ROWS:
+        rows.append((label, *(value(one) if one else "" for one in both)))
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    lines = ["", *(_cut(f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}", width)
+                   for a, b, c in rows)]
+    return lines + [_wrapped(line, width) for line in _realised(program)]
+
+
+def _realised(program: ProgramReport) -> list[str]:
+    compiled, plain = program.compiled, program.plain
+    assert compiled is not None
+    lines = []
+    if program.n_shared_calls:
+        lines.append(f"predicted: {count(program.n_shared_calls, 'call')} of "
+                     f"{count(len(program.shared), 'body', 'bodies')}; realised: "
+                     f"{count(compiled.n_kept_calls, 'call')} of "
+                     f"{count(compiled.n_kept_bodies, 'body', 'bodies')}")
+    if plain is not None:
+        lines.append(_ratio(plain.seconds.cold_s, compiled.seconds.cold_s))
+    return lines
+
+
+def _ratio(before: float, after: float) -> str:
+    if not before or not after:
+        return "the seconds of one of the two are not known"
+    ratio = before / after
+    if 1 / _NOISE < ratio < _NOISE:
+        return (f"cold start {before:.2f} s -> {after:.2f} s: no difference that one measurement "
+                f"of each can tell (they vary by up to {_NOISE}x)")
+    return (f"cold start {before:.2f} s -> {after:.2f} s, {ratio:.1f}x: one measurement of each, "
+            f"which vary by up to {_NOISE}x")
+
+
+_NOISE = 1.5
+"""Factor between two compilations of one program on a busy machine; up to 2.5 was seen."""
+_COMPILED_ROWS = (
+    ("cold start", lambda c: f"{c.seconds.cold_s:.2f} s"),
+    ("functions lowered", lambda c: f"{c.n_functions:,}"),
+    ("instructions compiled", lambda c: f"{c.n_instructions:,}"),
+    ("calls kept", lambda c: f"{c.n_kept_calls:,}"),
+    ("fused kernels", lambda c: f"{c.n_fusions:,}"),
+    ("array copies", lambda c: f"{c.n_copies:,}"),
+    ("temporary memory", lambda c: size(c.temporary_bytes)),
+)
+
+
+# --- its bodies ---------------------------------------------------------------------------
+
+
+def _table(program: ProgramReport, width: int, colour: bool) -> list[str]:
+    bodies = sorted(program.bodies, key=lambda body: (-body.n_uses * body.n_equations))
+    large = [body for body in bodies if not _is_detail(body)]
+    shown, folded = large[:_MAX_ROWS], large[_MAX_ROWS:]
+    folded += [body for body in bodies if _is_detail(body)]
+    lines = []
+    for body, row in zip((None, *shown), _rows(program, shown, width), strict=True):
+        lines.append(_coloured(row, body, program) if colour and body else row)
+    if folded:
+        n_calls = sum(body.n_uses for body in folded)
+        lines.append(_wrapped(f"and {count(len(folded), 'body', 'bodies')} not worth a row, "
+                              f"called {count(n_calls, 'time')}", width))
+    structures = [name for name in LEGEND if any(body.structure == name for body in shown)]
+    legend = "; ".join(f"{name}: {LEGEND[name]}" for name in structures)
+    return [*lines, *([_wrapped(legend, width)] if legend else [])]
+
+
+_HEADS = ("body", "where", "uses", "equations", "share", "structure", "why")
+_RIGHT = (2, 3, 4)
+"""Columns of numbers."""
+_MIN_WHY = 40
+"""Columns that the last column needs, or it goes to a line of its own."""
+
+
+def _rows(program: ProgramReport, bodies: Sequence[BodyReport], width: int) -> list[str]:
+    """One text of a line or more for the heads and for each body."""
+    if not bodies:
+        return [""]
+    rows = [_HEADS, *(_row(program, body) for body in bodies)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADS) - 1)]
+    indent = sum(widths) + 2 * len(widths)
+    if width - indent < _MIN_WHY:
+        indent = 4
+    texts = []
+    for *cells, why in rows:
+        line = "  ".join(f"{cell:>{n}}" if i in _RIGHT else f"{cell:<{n}}"
+                         for i, (cell, n) in enumerate(zip(cells, widths, strict=True)))
+        if indent > 4:
+            line = f"{line}  {why}"
+        elif why != _HEADS[-1]:
+            line = f"{_cut(line, width)}\n    {why}"
+        else:
+            line = _cut(line, width)
+        texts.append("\n".join(_hanging(part, width, indent) for part in line.split("\n")))
+    return texts
+
+
+def _hanging(line: str, width: int, indent: int) -> str:
+    """The line, its end under its last column where it is too long."""
+    lines = textwrap.wrap(line[indent:], max(width - indent, 20), break_on_hyphens=False)
+    if len(line.rstrip()) <= width or not lines:
+        return line.rstrip()
+    return "\n".join([line[:indent] + lines[0], *(" " * indent + rest for rest in lines[1:])])
+
+
+def _row(program: ProgramReport, body: BodyReport) -> tuple[str, ...]:
+    name = _cut(printable(body.name), 32) + (" (gradient)" if body.is_backward else "")
+    return (name, _cut(printable(place(body.source)), 28), f"{body.n_uses:,}",
+            f"{body.n_equations:,}",
+            percent(body.n_uses * body.n_equations, program.n_equations),
+            body.structure, printable(body.reason))
+
+
+def _coloured(line: str, body: BodyReport, program: ProgramReport) -> str:
+    share = body.n_uses * body.n_equations / max(program.n_equations, 1)
+    for least, code in _COLOURS:
+        if share >= least:
+            return f"{code}{line}{_RESET}"
+    return line
+
+
+def _is_detail(body: BodyReport) -> bool:
+    return not body.is_shared and (body.n_equations < _DETAIL or body.n_uses == 1)
+
+
+def _advice(program: ProgramReport, width: int) -> list[str]:
+    lines = []
+    for body in program.bodies:
+        name = printable(body.name)
+        if body.is_retraced:
+            lines.append(f"! {name} was traced {body.n_traces} times for {body.n_uses} calls, with "
+                         "one result: a new function object or static value each time? "
+                         "Decorate it with jitscope.shared_subroutine.")
+        lines += [f"! {name} ({place(body.source)}) is almost {printable(miss.name)} "
+                  f"({place(miss.source)}): {printable('; '.join(miss.differences))}. To share: "
+                  f"{miss.change}." for miss in body.near_misses if body.n_equations >= _DETAIL]
+    return ["", *(_wrapped(line, width) for line in lines[:_MAX_ADVICE])] if lines else []
+
+
+_MAX_ADVICE = 6
+
+
+# --- subroutines ----------------------------------------------------------------------------
+
+
+def _subroutine(subroutine: SubroutineReport, width: int) -> str:
+    head = (f"{printable(subroutine.name)}: {count(subroutine.n_calls, 'call')} under a trace, "
+            f"{count(subroutine.n_traces, 'trace')}, {subroutine.n_reused:,} reused")
+    lines = [head, *(f"! {printable(problem)}" for problem in subroutine.problems)]
+    lines += [f"  traced again: {printable(retrace.reason)}"
+              + (f" ({retrace.n_traces} times)" if retrace.n_traces > 1 else "")
+              for retrace in subroutine.retraces[:_MAX_RETRACES]]
+    if len(subroutine.retraces) > _MAX_RETRACES:
+        lines.append(f"  and {len(subroutine.retraces) - _MAX_RETRACES} reasons more")
+    return "\n".join(_wrapped(line, width) for line in lines)
+
+
+def _cut(text: str, width: int) -> str:
+    text = text.rstrip()
+    return text if len(text) <= width else text[:max(width - 3, 0)] + "..."
+
+
+def _wrapped(text: str, width: int) -> str:
+    return "\n".join(textwrap.wrap(text, width, subsequent_indent="    ",
+                                   break_long_words=False, break_on_hyphens=False)) or text

@@ -1,0 +1,60 @@
+"""Switches that hold for the whole process or for a block of code.
+
+``JITSCOPE_DISABLE=1`` and ``with disabled():`` leave the program as it would be without
+jitscope, for debugging and for comparing: a shared subroutine is a plain call of its
+function, an outermost function plain ``jax.jit``. ``JITSCOPE_STRICT=1`` makes a failure inside
+jitscope's own rewriting an error where it would otherwise be a warning. The environment is
+read once, on import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+from collections.abc import Iterator
+
+
+def _flag(variable: str) -> bool:
+    return os.environ.get(variable, "").strip().lower() not in ("", "0", "false", "no")
+
+
+_STRICT = _flag("JITSCOPE_STRICT")
+_DISABLED = _flag("JITSCOPE_DISABLE")
+_disabled = contextvars.ContextVar("jitscope_disabled", default=_DISABLED)
+
+is_disabled = _disabled.get
+"""Whether the decorators are plain calls here. The bare method: it is on every dispatch."""
+
+
+def strict() -> bool:
+    """Whether a failure of jitscope itself raises (``JITSCOPE_STRICT=1``)."""
+    return _STRICT
+
+
+@contextlib.contextmanager
+def disabled() -> Iterator[None]:
+    """Leaves programs as they would be without jitscope.
+
+    Inside the block a shared subroutine is a plain call of its function, and an outermost
+    function is ``jax.jit`` of it with the same options (``jax.disable_jit`` turns that off
+    too). Holds for calls made in this thread or task. A ``jax.jit`` function that was traced
+    outside the block keeps what it traced.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jitscope
+      >>> @jitscope.shared_subroutine
+      ... def double(x):
+      ...     print("runs")
+      ...     return 2 * x
+      >>> with jitscope.disabled():
+      ...     y = double(jnp.ones(2)), double(jnp.ones(2))
+      runs
+      runs
+    """
+    token = _disabled.set(True)
+    try:
+        yield
+    finally:
+        _disabled.reset(token)
