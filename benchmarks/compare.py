@@ -1,0 +1,176 @@
+"""Turns files of JSON lines into a table of ratios between contenders.
+
+    python -m benchmarks.compare results.jsonl
+
+Times of one machine drift, so contenders are compared round by round: a ratio is the median over
+the rounds of baseline / contender within a round, and its spread their smallest and largest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contenders import BASELINE, CONTENDERS
+from benchmarks.programs import PROGRAMS, agrees
+from benchmarks.record import EntryKey, Record, read
+from benchmarks.suites import label
+
+Group = dict[EntryKey, dict[str, list[Record]]]
+
+
+class IncomparableError(ValueError):
+    """Records of different machines were to be compared."""
+
+
+def require_comparable(records: Sequence[Record], machine: Mapping[str, Any] | None = None) -> None:
+    """Raises unless all records were made on one machine.
+
+    Args:
+        records: What is to be compared.
+        machine: The machine that they must be of; by default, that of the first record.
+
+    Raises:
+        IncomparableError: If they were not; the message says in what the machines differ.
+    """
+    if machine is None:
+        machine = records[0].machine if records else {}
+    for record in records:
+        differing = sorted(
+            name
+            for name in machine.keys() | record.machine.keys()
+            if machine.get(name) != record.machine.get(name)
+        )
+        if differing:
+            found = ", ".join(
+                f"{name} {machine.get(name)!r} and {record.machine.get(name)!r}"
+                for name in differing
+            )
+            raise IncomparableError(
+                f"measurements of different machines cannot be compared: found {found}. "
+                "Measure every contender on one machine, each machine into a file of its own."
+            )
+
+
+def _grouped(records: Iterable[Record]) -> Group:
+    groups: Group = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        groups[record.entry][record.contender].append(record)
+    return groups
+
+
+def mismatches(records: Iterable[Record]) -> list[str]:
+    """Describes every contender whose result is not that of the baseline."""
+    wrong = []
+    for (program, settings), contenders in _grouped(records).items():
+        for reference in contenders.get(BASELINE, [])[:1]:
+            tolerance = PROGRAMS[program].tolerance
+            wrong += [
+                f"{label(program, dict(settings))}: {name} disagrees with {BASELINE}"
+                for name, ours in contenders.items()
+                if not all(agrees(one.digest, reference.digest, tolerance) for one in ours)
+            ]
+    return wrong
+
+
+def _spread(values: Sequence[float], unit: str) -> str:
+    middle = f"{statistics.median(values):.3g}{unit}"
+    return f"{middle} ({min(values):.3g}-{max(values):.3g})" if len(values) > 1 else middle
+
+
+def _ratios(
+    baseline: Sequence[Record], ours: Sequence[Record], measure: Callable[[Record], float]
+) -> str:
+    if ours is baseline:
+        return "1"
+    by_round = {record.round: measure(record) for record in baseline}
+    ratios = [by_round[r.round] / measure(r) for r in ours if r.round in by_round]
+    return _spread(ratios, "x") if ratios else "-"
+
+
+_COLUMNS = (
+    *("program", "contender", "cold s", "cold speed-up", "run ms", "run speed-up"),
+    *("HLO instr.", "temp MB", "RSS MB"),
+)
+
+
+def _row(program: str, name: str, ours: list[Record], baseline: list[Record]) -> list[str]:
+    last = ours[-1]
+    compile_rss_bytes = last.rss_compiled_bytes - last.rss_before_bytes
+    return [
+        program,
+        name,
+        _spread([record.cold_s for record in ours], ""),
+        _ratios(baseline, ours, lambda record: record.cold_s),
+        _spread([record.median_run_s * 1e3 for record in ours], ""),
+        _ratios(baseline, ours, lambda record: record.median_run_s),
+        str(last.n_instructions),
+        f"{last.temp_bytes / 1e6:.3g}",
+        f"+{compile_rss_bytes / 1e6:.0f}",
+    ]
+
+
+def table(records: Sequence[Record], baseline: str = BASELINE) -> str:
+    """Returns a Markdown table: medians, with the smallest and largest value in brackets.
+
+    Args:
+        records: Measurements of one machine and one set of versions.
+        baseline: The contender that the speed-ups are against.
+    """
+    order = list(CONTENDERS)
+    rows = [list(_COLUMNS)]
+    for (program, settings), contenders in _grouped(records).items():
+        for name in sorted(contenders, key=order.index):
+            rows.append(
+                _row(
+                    label(program, dict(settings)),
+                    name,
+                    contenders[name],
+                    contenders.get(baseline, []),
+                )
+            )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rows.insert(1, ["-" * width for width in widths])
+    return "\n".join(
+        f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))} |"
+        for row in rows
+    )
+
+
+def report(records: Sequence[Record], baseline: str = BASELINE) -> str:
+    """Returns a table for each set of versions, under a line that says where it was measured."""
+    require_comparable(records)
+    by_versions: dict[tuple[tuple[str, str], ...], list[Record]] = defaultdict(list)
+    for record in records:
+        by_versions[tuple(record.versions.items())].append(record)
+    parts = []
+    for versions, group in by_versions.items():
+        where = ", ".join(f"{name} {version}" for name, version in versions)
+        commits = ", ".join(sorted({record.commit for record in group}))
+        machine = ", ".join(f"{name} {value}" for name, value in group[0].machine.items())
+        parts.append(f"{where}; commit {commits}\n{machine}\n\n{table(group, baseline)}")
+    return "\n\n".join([*parts, *(f"WRONG RESULT: {line}" for line in mismatches(records))])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compare")
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--baseline", choices=CONTENDERS, default=BASELINE)
+    options = parser.parse_args(arguments)
+    records = read(options.files)
+    try:
+        print(report(records, options.baseline))
+    except IncomparableError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 1 if mismatches(records) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""The ways to compile a program that are measured against each other.
+
+A contender says what becomes of the program's repeated body (`share`) and of its outermost function
+(`outermost`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+
+import jitscope
+from benchmarks.programs.program import Case, Fun, Program, Settings, Share
+
+
+def _unchanged(fun: Fun) -> Fun:
+    return fun
+
+
+def _inlined_late_by_xla(fun: Fun) -> Fun:
+    return jax.jit(fun, inline=jax.Inline.XLA_LATE)  # pyright: ignore
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to compile a program; `scan` asks for the program's hand-written scan."""
+
+    name: str
+    outermost: Callable[[Fun], Fun]
+    share: Share = _unchanged
+    scan: bool = False
+
+    @property
+    def works_here(self) -> bool:
+        """Whether the installed JAX has what the contender needs."""
+        return self.share is not _inlined_late_by_xla or hasattr(jax, "Inline")
+
+    def covers(self, program: Program) -> bool:
+        """Whether the contender can compile the program, with the installed JAX."""
+        return self.works_here and not (self.scan and program.make_scan is None)
+
+    def case(self, program: Program, settings: Settings) -> Case:
+        """Builds the program for this contender, its outermost function wrapped to be compiled."""
+        if self.scan:
+            if program.make_scan is None:
+                raise ValueError(f"{program.name} has no hand-written scan; drop this contender")
+            case = program.make_scan(**settings)
+        else:
+            case = program.make(self.share, **settings)
+        return Case(self.outermost(case.fun), case.args, case.finish)
+
+
+# The first is the baseline: the others' results are checked against it.
+CONTENDERS: dict[str, Contender] = {
+    contender.name: contender
+    for contender in (
+        Contender("jit", jax.jit),
+        Contender("nested_jit", jax.jit, share=jax.jit),
+        Contender("xla_late", jax.jit, share=_inlined_late_by_xla),
+        Contender("scan", jax.jit, scan=True),
+        Contender("outermost_annotated", jitscope.outermost_jit, share=jitscope.shared_subroutine),
+        Contender("outermost_plain", jitscope.outermost_jit),
+    )
+}
+BASELINE = "jit"

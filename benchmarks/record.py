@@ -1,0 +1,103 @@
+"""One measurement as a record, and the file of JSON lines it is kept in."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+EntryKey = tuple[str, tuple[tuple[str, int], ...]]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one process measured. Raw numbers only; what follows from them are properties.
+
+    Attributes:
+        program: The program's name.
+        contender: The contender's name.
+        settings: The program's settings.
+        round: Which of the interleaved repetitions this one is.
+        trace_s: Seconds from the call of `.trace` to its return.
+        lower_s: Seconds to lower the traced program to StableHLO.
+        compile_s: Seconds XLA took.
+        first_call_s: Seconds of the first call after that, until its result was ready.
+        run_s: Seconds a call, until its result was ready, one number a sample.
+        calls_per_sample: How many calls, one after another, each number in `run_s` averages.
+        dispatch_s: Seconds until a call returned, ready or not; one number a sample.
+        n_instructions: Instructions in the optimised HLO.
+        temp_bytes: Temporary memory in the executable's memory plan.
+        rss_before_bytes: The process's peak resident memory before tracing.
+        rss_compiled_bytes: The same after compiling.
+        digest: The result, reduced by `programs.digest`.
+        machine: What must be equal for two records to be compared.
+        versions: Versions of Python, JAX, jaxlib, numpy and jitscope.
+        commit: The checkout's commit, with `+` behind it if files differ from it.
+        date: The UTC time at the end of the measurement, ISO 8601.
+    """
+
+    program: str
+    contender: str
+    settings: Mapping[str, int]
+    round: int
+    trace_s: float
+    lower_s: float
+    compile_s: float
+    first_call_s: float
+    run_s: list[float]
+    calls_per_sample: int
+    dispatch_s: list[float]
+    n_instructions: int
+    temp_bytes: int
+    rss_before_bytes: int
+    rss_compiled_bytes: int
+    digest: list[float]
+    machine: Mapping[str, Any]
+    versions: Mapping[str, str]
+    commit: str
+    date: str
+
+    @property
+    def cold_s(self) -> float:
+        """The cold start: trace, lower and compile."""
+        return self.trace_s + self.lower_s + self.compile_s
+
+    @property
+    def median_run_s(self) -> float:
+        """Seconds of a typical call."""
+        return statistics.median(self.run_s)
+
+    @property
+    def entry(self) -> EntryKey:
+        """The program with its settings, as a key."""
+        return entry_key(self.program, self.settings)
+
+    def to_json(self) -> str:
+        """Returns the record as one line, with its cold start for readers without this class."""
+        return json.dumps(dataclasses.asdict(self) | {"cold_s": self.cold_s})
+
+    @classmethod
+    def from_json(cls, line: str) -> Record:
+        """Reads what `to_json` wrote."""
+        fields = json.loads(line)
+        fields.pop("cold_s")
+        return cls(**fields)
+
+
+def entry_key(program: str, settings: Mapping[str, int]) -> EntryKey:
+    """A program with its settings, as a key."""
+    return program, tuple(sorted(settings.items()))
+
+
+def read(paths: Iterable[Path]) -> list[Record]:
+    """Reads all records of some files of JSON lines."""
+    return [
+        Record.from_json(line)
+        for path in paths
+        for line in path.read_text().splitlines()
+        if line.strip()
+    ]
