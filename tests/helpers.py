@@ -1,0 +1,202 @@
+"""What the tests share: comparing results, reading structure, running code in a fresh process.
+
+The only place in the catalogue's tests that knows the attributes of a reuse record and what a kept
+call looks like in optimised HLO.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from programs import Program, plain
+
+import jitscope
+
+TESTS = Path(__file__).parent
+
+# Structures of one program agree to rounding only: fusion reassociates.
+TOLERANCE = {
+    "float64": 1e-9,
+    "complex128": 1e-9,
+    "float32": 2e-5,
+    "complex64": 2e-5,
+    "float16": 2e-2,
+    "bfloat16": 5e-2,
+}
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+def assert_same(actual: Any, expected: Any, *, tolerance_factor: float = 1.0) -> None:
+    """Fail unless both trees agree in structure, types and values.
+
+    Args:
+        actual: What the structured program returned.
+        expected: What plain `jax.jit` returned.
+        tolerance_factor: Multiplies the tolerance of the element type.
+    """
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    expected_leaves = jax.tree_util.tree_leaves_with_path(expected)
+    for got, (path, want) in zip(jax.tree.leaves(actual), expected_leaves, strict=True):
+        where = f"output{jax.tree_util.keystr(path)}"
+        assert type(got) is type(want), where
+        if not hasattr(want, "dtype"):
+            assert got == want, where
+            continue
+        assert got.dtype == want.dtype, where
+        assert got.shape == want.shape, where
+        assert getattr(got, "weak_type", None) == getattr(want, "weak_type", None), where
+        if got.dtype == jax.dtypes.float0:
+            continue
+        if jax.dtypes.issubdtype(got.dtype, jax.dtypes.prng_key):
+            assert jax.random.key_impl(got) == jax.random.key_impl(want), where
+            got, want = jax.random.key_data(got), jax.random.key_data(want)
+        tolerance = TOLERANCE.get(str(got.dtype))
+        if tolerance is None:
+            np.testing.assert_array_equal(np.asarray(got), np.asarray(want), err_msg=where)
+            continue
+        wide = np.complex128 if np.iscomplexobj(got) else np.float64
+        got, want = np.asarray(got).astype(wide), np.asarray(want).astype(wide)
+        scale = max(1.0, float(np.max(np.abs(want), initial=0.0)))
+        atol = tolerance * tolerance_factor * scale
+        np.testing.assert_allclose(got, want, rtol=0, atol=atol, err_msg=where)
+
+
+def fresh(tree: Any) -> Any:
+    """A copy of every array of a tree, so that donating it leaves the original alone."""
+    return jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, tree)
+
+
+def build_plain(program: Program) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    return program.build(plain)
+
+
+def build_annotated(program: Program) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    return program.build(jitscope.shared_subroutine)
+
+
+# --- structure ------------------------------------------------------------------------------------
+
+
+def share_all_policy() -> Any:
+    """A policy that shares every body with two uses or more, however small it is."""
+    return jitscope.Policy(min_uses=2, min_equations=1, min_saved_light=1, min_saved=1)
+
+
+def body_uses(fun: Any) -> dict[str, tuple[int, ...]]:
+    """Name of a body to the uses of each distinct body of that name, most used first."""
+    uses: dict[str, list[int]] = {}
+    for body in fun.reuse().census.bodies:
+        uses.setdefault(body.name, []).append(body.n_uses)
+    return {name: tuple(sorted(counts, reverse=True)) for name, counts in uses.items()}
+
+
+def decisions(fun: Any) -> dict[str, list[tuple[str, str]]]:
+    """Name of a body to the (structure, reason) of each distinct body of that name."""
+    record = fun.reuse()
+    found: dict[str, list[tuple[str, str]]] = {}
+    for body in record.census.bodies:
+        decision = record.plan[body.fingerprint.digest]
+        found.setdefault(body.name, []).append((decision.structure.name, decision.reason))
+    return found
+
+
+def tagged_calls(stablehlo: str) -> int:
+    """The calls of a lowered program that ask XLA not to inline them."""
+    return len(re.findall(r"\bcall @[^\n]*inlineable = \"false\"", stablehlo))
+
+
+def kept_calls(optimised_hlo: str) -> dict[str, int]:
+    """Compilation unit to the calls of it that are still calls in the compiled program."""
+    kept = re.compile(r" call\([^\n]*to_apply=[^\n]*compilation_unit=\"(?P<unit>[^\"]*)\"")
+    return dict(Counter(found["unit"] for found in kept.finditer(optimised_hlo)))
+
+
+def shared_units(fun: Any, *, dead: Sequence[str] = ()) -> dict[str, int]:
+    """Compilation unit of every shared body, except of the names in `dead`, to its uses."""
+    record = fun.reuse()
+    return {
+        f"{body.name}_{body.fingerprint.digest[:12]}": body.n_uses
+        for body in record.census.bodies
+        if record.plan[body.fingerprint.digest].structure.name == "SHARED"
+        and body.name not in dead
+    }
+
+
+COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
+
+
+def collectives(optimised_hlo: str) -> dict[str, int]:
+    """Kind of collective and result type to its executions in a program without loops.
+
+    A collective in a called computation counts once per call.
+    """
+    instruction = re.compile(
+        r"= (?P<type>\S+|\([^)]*\)) (?P<kind>" + "|".join(COLLECTIVES) + r")(?:-start)?\("
+    )
+    computations = _computations(optimised_hlo)
+
+    def count(name: str) -> dict[str, int]:
+        total: dict[str, int] = {}
+        for line in computations[name]:
+            if found := instruction.search(line):
+                shape = re.sub(r"\{[^}]*\}", "", found["type"])
+                key = f"{found['kind']} {shape}"
+                total[key] = total.get(key, 0) + 1
+            elif called := re.search(r"\bcall\(.*to_apply=%?([\w.\-]+)", line):
+                for key, n in count(called[1]).items():
+                    total[key] = total.get(key, 0) + n
+        return total
+
+    return dict(sorted(count("ENTRY").items()))
+
+
+def _computations(hlo: str) -> dict[str, list[str]]:
+    """Computation name to its lines; the entry under "ENTRY"."""
+    computations: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in hlo.splitlines():
+        if head := re.match(r"(ENTRY )?%?([\w.\-]+) (\(.*)?\{", line):
+            lines = computations.setdefault("ENTRY" if head[1] else head[2], [])
+        else:
+            lines.append(line)
+    return computations
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def python_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment, able to import the library and the tests, on one CPU device."""
+    source = Path(jitscope.__file__).parent.parent
+    path = os.pathsep.join([str(source), str(TESTS), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    return environment | dict(extra or {})
+
+
+def run_python(arguments: Sequence[str], extra: Mapping[str, str] | None = None) -> str:
+    """Run the interpreter in a fresh process and return what it printed.
+
+    Raises:
+        AssertionError: The process failed; the message holds what it wrote to stderr.
+    """
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env=python_environment(extra),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    return done.stdout

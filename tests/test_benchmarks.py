@@ -1,0 +1,160 @@
+"""The benchmarks measure what they say they do. Nothing here asserts a time."""
+
+import dataclasses
+import functools
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks import __main__ as suite_runner
+from benchmarks import compare, demo, dispatch, environment
+from benchmarks.contenders import BASELINE, CONTENDERS
+from benchmarks.measure import measure
+from benchmarks.programs import PROGRAMS, agrees, digest
+from benchmarks.record import Record, read
+from benchmarks.suites import SUITES, label
+
+# What people do without jitscope rarely rots, but takes longest to compile.
+SLOW = {("transformer", name) for name in ("nested_jit", "xla_late", "scan")}
+PAIRS = [
+    pytest.param(
+        program,
+        contender,
+        id=f"{program.name}-{contender.name}",
+        marks=[pytest.mark.slow] if (program.name, contender.name) in SLOW else [],
+    )
+    for program in PROGRAMS.values()
+    for contender in CONTENDERS.values()
+    if contender.name != BASELINE and contender.covers(program)
+]
+
+
+@functools.cache
+def tiny_record(program: str, contender: str) -> Record:
+    settings = PROGRAMS[program].tiny
+    return measure(PROGRAMS[program], CONTENDERS[contender], settings, run_repeats=2)
+
+
+@pytest.mark.parametrize(("program", "contender"), PAIRS)
+def test_contender_computes_what_the_baseline_computes(program, contender):
+    ours, reference = tiny_record(program.name, contender.name), tiny_record(program.name, BASELINE)
+    assert agrees(ours.digest, reference.digest, program.tolerance)
+    assert ours.n_instructions > 0
+    assert len(ours.run_s) == 2
+
+
+def test_digest_notices_one_changed_element():
+    result = {"loss": np.float32(2.0), "gradients": [np.ones((30, 30), np.float32)] * 40}
+    changed = jax.tree.map(np.array, result)
+    changed["gradients"][17][3, 4] = 2.0
+    assert agrees(digest(result), digest(jax.tree.map(np.array, result)), 1e-3)
+    assert not agrees(digest(changed), digest(result), 1e-3)
+
+
+def test_digest_notices_exchanged_elements():
+    values = np.arange(100.0)
+    assert not agrees(digest([0.0, np.roll(values, 1)]), digest([0.0, values]), 1e-3)
+
+
+def test_nan_never_agrees():
+    assert not agrees(digest([np.nan]), digest([np.nan]), 1e-3)
+
+
+def test_record_survives_its_json_line():
+    record = tiny_record("seed2022", BASELINE)
+    assert Record.from_json(record.to_json()) == record
+    assert json.loads(record.to_json())["cold_s"] == record.cold_s
+
+
+def test_table_compares_contenders_round_by_round():
+    record = dataclasses.replace(
+        tiny_record("seed2022", BASELINE), trace_s=0.0, lower_s=0.0, compile_s=8.0
+    )
+    # The machine is half as fast in round 1; the ratio must not show it.
+    baseline = [record, dataclasses.replace(record, round=1, compile_s=16.0)]
+    ours = [dataclasses.replace(r, contender="scan", compile_s=r.compile_s / 4) for r in baseline]
+    row = next(line for line in compare.table(baseline + ours).splitlines() if "scan" in line)
+    assert "| 4x (4-4)" in row
+
+
+def test_different_machines_are_refused():
+    record = tiny_record("seed2022", BASELINE)
+    other = dataclasses.replace(record, machine=record.machine | {"n_cores": 4096})
+    with pytest.raises(compare.IncomparableError, match="n_cores .*4096"):
+        compare.report([record, other])
+
+
+def test_wrong_result_is_reported():
+    record = tiny_record("seed2022", BASELINE)
+    wrong = dataclasses.replace(record, contender="scan", digest=[1.0, 2.0, 3.0])
+    assert compare.mismatches([record, record]) == []
+    assert compare.mismatches([record, wrong]) == ["seed2022 tiny: scan disagrees with jit"]
+
+
+def test_contenders_alternate_within_a_round():
+    contenders = [CONTENDERS["jit"], CONTENDERS["nested_jit"]]
+    entries = SUITES["tiny"][:2]
+    tasks = list(suite_runner.tasks(entries, contenders, 2))
+    assert [(task.entry, task.contender.name) for task in tasks] == [
+        *((entries[0], "jit"), (entries[0], "nested_jit")),
+        *((entries[1], "jit"), (entries[1], "nested_jit")),
+        *((entries[0], "nested_jit"), (entries[0], "jit")),
+        *((entries[1], "nested_jit"), (entries[1], "jit")),
+    ]
+
+
+def test_finished_measurements_are_not_made_again():
+    record = tiny_record("seed2022", BASELINE)
+    done = suite_runner.finished([record])
+    entry = next(e for e in SUITES["tiny"] if e.program.name == "seed2022")
+    first, second = suite_runner.tasks([entry], [CONTENDERS[BASELINE]], 2)
+    assert first.key in done
+    assert second.key not in done
+    other_jax = dataclasses.replace(record, versions=record.versions | {"jax": "0.0"})
+    assert suite_runner.finished([other_jax]) == set()
+
+
+def test_label_shows_depth_and_what_is_unusual():
+    full = PROGRAMS["transformer"].full
+    assert label("transformer", dict(full)) == "transformer layers=12"
+    assert label("transformer", dict(full) | {"width": 64}) == "transformer layers=12 width=64"
+
+
+@pytest.mark.slow
+def test_suite_measures_in_processes_and_resumes(tmp_path, capsys):
+    out = tmp_path / "results.jsonl"
+    command = ["--programs", "seed2022", "--contenders", "jit", "scan", "--repeats", "1"]
+    for _ in range(2):
+        assert suite_runner.main([*command, "--out", str(out)]) == 0
+    assert [record.contender for record in read([out])] == ["jit", "scan"]
+    assert compare.main([str(out)]) == 0
+    assert "cold speed-up" in capsys.readouterr().out
+
+
+def test_dispatch_covers_every_contender():
+    found = dispatch.measure(turns=2, leaves=3, n_calls=2)
+    assert {one.contender for one in found} >= {"jit", "outermost_jit", "shared_subroutine"}
+    assert all(math.isfinite(one.ratio) for one in found)
+    assert "tree of 3 leaves" in dispatch.table(found)
+
+
+def test_demo_trains_alike_with_and_without_jitscope():
+    plain, ours = (demo.train(with_jitscope, layers=1, steps=2) for with_jitscope in (False, True))
+    assert demo.largest_difference(plain, ours) <= demo.LOSS_TOLERANCE
+    assert "cold start" in demo.report(plain, ours)
+    assert ours["reuse"]
+
+
+@pytest.mark.slow
+def test_demo_runs_as_a_command(capsys):
+    assert demo.main(["--layers", "2", "--steps", "2"]) == 0
+    assert "losses agree" in capsys.readouterr().out
+
+
+def test_machine_and_versions_are_known():
+    assert environment.machine()["processor"]
+    assert environment.versions()["jax"] == jax.__version__
+    assert environment.peak_rss_bytes() > 1e6

@@ -1,0 +1,200 @@
+"""Two bodies that are almost one: what differs, and what would merge them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jitscope
+
+X = jnp.ones((2, 4))
+
+
+def chain(x, n=14):
+    for _ in range(n):
+        x = jnp.sin(x)
+    return x
+
+
+def misses(fun, *args):
+    """Body name to its near misses."""
+    structured = jitscope.outermost_jit(fun, outline=False)
+    structured.trace(*args)
+    (program,) = structured.reuse().report().programs
+    return {f"{body.name}{i}": body.near_misses for i, body in enumerate(program.bodies)}
+
+
+def only_miss(fun, *args):
+    (miss,) = [miss for found in misses(fun, *args).values() for miss in found]
+    return miss
+
+
+def static_value(x):
+    @jitscope.shared_subroutine(static_argnames="gain")
+    def layer(x, gain):
+        return chain(x) * gain
+
+    return layer(layer(x, gain=3.0), gain=4.0)
+
+
+def layer_index(x):
+    @jitscope.shared_subroutine(static_argnames="layer_idx")
+    def layer(x, layer_idx):
+        return chain(x) * layer_idx
+
+    return layer(layer(x, layer_idx=3), layer_idx=4)
+
+
+def weak_type(x):
+    @jax.jit
+    def layer(x, s):
+        return chain(x) * s
+
+    return layer(layer(x, 2.0), jnp.float32(2.0))
+
+
+def dtype(x):
+    @jax.jit
+    def layer(x):
+        return chain(x)
+
+    return layer(x), layer(x.astype(jnp.bfloat16))
+
+
+def shape(x):
+    @jax.jit
+    def layer(x):
+        return chain(x)
+
+    return layer(x), layer(x[:1])
+
+
+def unused_argument(x):
+    @jax.jit
+    def layer(x, mask=None):
+        return chain(x, 8)  # smaller than what variants are looked for
+
+    return layer(layer(x), x)
+
+
+def parameter(x):
+    @jitscope.shared_subroutine(static_argnames="axis")
+    def layer(x, axis):
+        return chain(x) + jax.lax.rev(x, (axis,))
+
+    return layer(layer(x, axis=0), axis=1)
+
+
+def branch(x):
+    @jitscope.shared_subroutine(static_argnames="last")
+    def layer(x, last):
+        y = chain(x, 8)
+        return jnp.cos(y) if last else y
+
+    return layer(layer(x, last=False), last=True)
+
+
+def literal_in_a_loop(x):
+    def layer(x, gain):
+        body = jax.jit(lambda c: jax.lax.scan(lambda c, _: (c * gain, None), chain(c), length=3)[0])
+        body.__wrapped__.__name__ = "layer"
+        return jax.jit(body.__wrapped__)(x)
+
+    return layer(layer(x, 3.0), 4.0)
+
+
+def array_captured_in_a_loop(x):
+    def make(table):
+        def layer(x):
+            return jax.lax.fori_loop(0, 3, lambda i, c: c + jnp.asarray(table)[i], chain(x))
+
+        return jax.jit(layer)
+
+    return make(np.arange(12.0).reshape(3, 4))(make(np.ones((3, 4)))(x))
+
+
+@pytest.mark.parametrize("fun, difference, change", [
+    (static_value, "gain: 4.0 against 3.0 (mul at ", "pass the value as an array argument"),
+    (layer_index, "layer_idx: 4.0 against 3.0 (mul at ", "pass the value as an array argument"),
+    (weak_type, "weak type of operand 1: False against True", "jnp.asarray(value, dtype)"),
+    (dtype, "dtype of operand 0: bfloat16 against float32", "cast to one dtype"),
+    (shape, "shape of operand 0: (1, 4) against (2, 4)", "pad or reshape to one shape"),
+    (unused_argument, "arguments that are not used: 1 against 0", "leave the unused argument out"),
+    (parameter, "dimensions: (1,) against (0,) (rev at ", "a static argument of Python ends up there"),
+    (branch, "9 equations against 8; more: 1 cos", "Python `if` on a static value"),
+    (literal_in_a_loop, "4.0 against 3.0 (mul at ", "pass the value as an array argument"),
+], ids=lambda value: getattr(value, "__name__", ""))
+def test_difference_is_named_with_its_value_and_its_cure(fun, difference, change):
+    miss = only_miss(fun, X)
+    assert any(difference in text for text in miss.differences), miss.differences
+    assert change in miss.change
+    assert len(miss.differences) == 1
+
+
+def test_captured_arrays_are_operands_and_so_no_difference():
+    found = misses(array_captured_in_a_loop, X)
+    assert all(not misses for misses in found.values())
+
+
+def test_equal_bodies_are_no_near_misses():
+    def net(x):
+        layer = jax.jit(chain)
+        return layer(layer(x))
+
+    assert misses(net, X) == {"chain0": ()}
+
+
+def test_bodies_that_do_other_things_are_no_near_misses():
+    def net(x):
+        def layer(x, kind):
+            return jax.jit(lambda x: chain(x) if kind else jnp.cos(x) @ x.T @ jnp.tanh(x))(x)
+
+        return layer(layer(x, True), False)
+
+    assert not any(misses(net, X).values())
+
+
+def test_closest_of_several_bodies_is_named():
+    @jitscope.shared_subroutine(static_argnames="gain")
+    def layer(x, gain):
+        return chain(x) * gain
+
+    def net(x):
+        return layer(x, gain=2.0), layer(x[:1], gain=5.0), layer(x[:1], gain=7.0)
+
+    structured = jitscope.outermost_jit(net)
+    structured.trace(X)
+    (program,) = structured.reuse().report().programs
+    last = program.bodies[-1].near_misses[0]
+    assert last.differences[0].startswith("gain: 7.0 against 5.0")
+    assert last.other == program.bodies[1].digest
+
+
+def test_jit_options_are_told_as_the_reason():
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+    @jitscope.outermost_jit
+    def net(x):
+        layer = jax.jit(chain, out_shardings=sharding)
+        return layer(layer(x))
+
+    net.trace(X)
+    (body,) = net.reuse().report().programs[0].bodies
+    assert "shardings or layouts of its own" in body.reason
+
+
+@pytest.mark.parametrize("make", [
+    lambda: jax.jit(lambda x: chain(x)),
+    lambda: jax.jit(__import__("functools").partial(chain)),
+], ids=["lambda", "partial"])
+def test_equal_function_made_anew_for_each_call_is_told(make):
+    @jitscope.outermost_jit
+    def net(x):
+        for _ in range(6):
+            x = make()(x)
+        return x
+
+    net.trace(X)
+    (body,) = net.reuse().report().programs[0].bodies
+    assert (body.n_uses, body.n_traces, body.is_retraced) == (6, 6, True)
+    assert "was traced 6 times for 6 calls" in str(net.reuse())

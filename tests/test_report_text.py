@@ -1,0 +1,192 @@
+import dataclasses
+import io
+
+import jax
+import jax.numpy as jnp
+import pytest
+from report_samples import HOSTILE, body, everything, hostile, layers, program, traced_report
+
+import jitscope
+from jitscope.report import text
+from jitscope.report.words import percent, place, printable, size
+from jitscope.reuse_report import ReuseReport, Seconds
+
+
+def of(*bodies, **changes):
+    return ReuseReport((program(*bodies, **changes),))
+
+
+def test_headline_tells_calls_bodies_and_what_the_compiler_sees():
+    lines = text.render(traced_report()).splitlines()
+    assert lines[0] == "model: 18 equations; 6 calls -> 1 shared body"
+    assert lines[1] == "XLA compiles 3 of them; the other 15 (83 %) are repeats of these"
+
+
+def test_record_prints_as_its_report():
+    model, args = layers()
+    model.trace(*args)
+    assert str(model.reuse()) == str(model.reuse().report(details=False))
+
+
+def test_24_layer_train_step_fits_one_screen():
+    @jitscope.shared_subroutine
+    def layer(w, x):
+        return x + jnp.tanh(jax.nn.softmax(x @ w) @ w.T) * jax.nn.sigmoid(x)
+
+    @jitscope.outermost_jit
+    def train_step(ws, x):
+        def loss(ws):
+            y = x
+            for w in ws:
+                y = layer(w, y)
+            return (y**2).mean()
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, ws, jax.grad(loss)(ws))
+
+    train_step.lower([jnp.eye(8)] * 24, jnp.ones((4, 8)))
+    lines = text.render(train_step.reuse().report(), width=100).splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 100
+    assert any("layer (gradient)" in line for line in lines)
+
+
+def test_every_row_says_what_was_done_and_why():
+    shown = text.render(of(body(), body("head", 2, 40, "NESTED", reason="2 uses")), width=100)
+    assert "layer  model.py:12" in shown
+    assert "because of a test" in shown
+    assert "SHARED: compiled once, and called; NESTED: traced once" in shown
+    assert "INLINE" not in shown
+
+
+def test_small_bodies_are_folded_and_counted():
+    small = [body(f"tiny{i}", 5, 3, "INLINE") for i in range(4)]
+    shown = text.render(of(body(), *small))
+    assert "tiny" not in shown
+    assert "and 4 bodies not worth a row, called 20 times" in shown
+
+
+def test_many_bodies_are_folded_to_one_screen():
+    shown = text.render(of(*(body(f"layer{i}", 6, 40) for i in range(60))), width=120)
+    assert len(shown.splitlines()) <= 24
+    assert "and 46 bodies not worth a row, called 276 times" in shown
+
+
+def test_program_without_repeats_takes_two_lines():
+    assert text.render(of(body("head", 1, 40, "INLINE"), body("tail", 1, 3, "INLINE"))).startswith(
+        "model: 43 equations; nothing repeats\n")
+
+
+def test_repeats_that_do_not_pay_are_not_called_a_saving():
+    headline = text.render(of(body(structure="NESTED"))).splitlines()[0]
+    assert headline == "model: 180 equations; something repeats, but nothing that pays"
+
+
+def test_platform_that_keeps_no_calls_is_not_promised_a_saving():
+    shown = text.render(of(body(), platform="gpu"))
+    assert "150 (83 %) are repeats; on gpu XLA compiles them all the same" in shown
+
+
+def test_phase_that_did_not_happen_is_said_so():
+    assert "not yet lowered, not yet compiled" in text.render(of(body(), seconds=Seconds(1.0)))
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
+@pytest.mark.parametrize("make", [everything, hostile])
+def test_no_line_is_wider_than_the_terminal(width, make):
+    report = make()
+    if make is hostile:
+        name = HOSTILE[:20]
+        report = dataclasses.replace(report, subroutines=(), failures=())
+        report = of(body(name, reason="word " * 40), name="model")
+    assert max(map(len, text.render(report, width=width).splitlines())) <= width
+
+
+def test_predicted_and_realised_calls_stand_side_by_side():
+    shown = text.render(everything())
+    assert "predicted: 6 calls of 1 body; realised: 6 calls of 1 body" in shown
+
+
+def test_ratio_comes_with_its_noise():
+    assert "cold start 21.50 s -> 3.50 s, 6.1x: one measurement of each" in text.render(
+        everything())
+
+
+def test_difference_within_the_noise_is_no_saving():
+    report = everything()
+    (one,) = report.programs
+    same = dataclasses.replace(one, plain=dataclasses.replace(
+        one.compiled, seconds=Seconds(1.0, 0.0, 0.5, 2.5)))
+    assert "no difference that one measurement of each can tell" in text.render(
+        dataclasses.replace(report, programs=(same,)))
+
+
+def test_near_miss_is_shown_with_its_cure():
+    shown = text.render(everything(), width=200)
+    assert "! layer (model.py:12) is almost layer (model.py:13): n: 3.0 against 4.0. To share: pass it" in shown
+
+
+def test_body_that_was_traced_too_often_is_named():
+    assert "! layer was traced 4 times for 6 calls" in text.render(everything(), width=200)
+
+
+def test_colour_only_where_asked_for():
+    report = of(body())
+    assert "\x1b[" not in text.render(report) and "\x1b[" not in str(report)
+    assert "\x1b[1;31mlayer" in text.render(report, colour=True)
+
+
+def test_show_colours_a_terminal_only(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    plain, terminal = io.StringIO(), Terminal()
+    text.show(of(body()), plain)
+    text.show(of(body()), terminal)
+    assert "\x1b" not in plain.getvalue() and "\x1b" in terminal.getvalue()
+    with monkeypatch.context() as patch:
+        patch.setenv("NO_COLOR", "1")
+        terminal = Terminal()
+        text.show(of(body()), terminal)
+    assert "\x1b" not in terminal.getvalue()
+
+
+def test_names_cannot_move_the_cursor():
+    shown = text.render(of(body("evil\x1b[2J\nname", near_misses=())))
+    assert "\x1b" not in shown and "evil\\x1b[2J\\x0aname" in shown
+
+
+def test_programs_come_slowest_first_and_are_cut_off():
+    many = ReuseReport(tuple(
+        program(name=f"p{i}", seconds=Seconds(float(i))) for i in range(30)))
+    shown = text.render(many)
+    assert shown.startswith("p29: ") and shown.endswith("and 10 programs more, 45.00 s")
+
+
+def test_empty_report_says_so():
+    assert text.render(ReuseReport()) == "nothing was traced"
+
+
+@pytest.mark.parametrize("part, whole, expected", [
+    (0, 0, "0 %"), (0, 9, "0 %"), (9, 9, "100 %"), (1, 10_000, "<1 %"), (9_999, 10_000, ">99 %"),
+    (1, 2, "50 %")])
+def test_rounding_never_fakes_nothing_or_everything(part, whole, expected):
+    assert percent(part, whole) == expected
+
+
+@pytest.mark.parametrize("n_bytes, expected", [
+    (0, "0 B"), (999, "999 B"), (1_500_000, "1.5 MB"), (4e12, "4e+03 GB")])
+def test_sizes_have_units(n_bytes, expected):
+    assert size(n_bytes) == expected
+
+
+@pytest.mark.parametrize("source, expected", [
+    ("/a/b/model.py:12:4 (net)", "model.py:12"), ("C:\\a\\model.py:7 (f.<locals>.g)", "model.py:7"),
+    ("", ""), ("unknown", "unknown"), ("<string>:1 (<module>)", "<string>:1")])
+def test_places_are_short(source, expected):
+    assert place(source) == expected
+
+
+def test_printable_keeps_letters_of_all_scripts():
+    assert printable("schicht_größe層") == "schicht_größe層"
