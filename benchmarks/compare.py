@@ -94,8 +94,8 @@ def _ratios(
 
 
 _COLUMNS = (
-    *("program", "contender", "cold s", "cold speed-up", "run ms", "run speed-up"),
-    *("HLO instr.", "temp MB", "RSS MB"),
+    *("program", "contender", "cold s", "cold speed-up", "cold CPU speed-up"),
+    *("run ms", "run speed-up", "run CPU speed-up", "HLO instr.", "temp MB", "RSS MB"),
 )
 
 
@@ -107,8 +107,10 @@ def _row(program: str, name: str, ours: list[Record], baseline: list[Record]) ->
         name,
         _spread([record.cold_s for record in ours], ""),
         _ratios(baseline, ours, lambda record: record.cold_s),
+        _ratios(baseline, ours, lambda record: record.cold_cpu_s),
         _spread([record.median_run_s * 1e3 for record in ours], ""),
         _ratios(baseline, ours, lambda record: record.median_run_s),
+        _ratios(baseline, ours, lambda record: record.median_run_cpu_s),
         str(last.n_instructions),
         f"{last.temp_bytes / 1e6:.3g}",
         f"+{compile_rss_bytes / 1e6:.0f}",

@@ -38,8 +38,12 @@ class Contender:
         return self.share is not _inlined_late_by_xla or hasattr(jax, "Inline")
 
     def covers(self, program: Program) -> bool:
-        """Whether the contender can compile the program, with the installed JAX."""
-        return self.works_here and not (self.scan and program.make_scan is None)
+        """Whether the contender can compile the program, with what is installed."""
+        if not (self.works_here and program.works_here):
+            return False
+        if self.scan:
+            return program.make_scan is not None
+        return program.has_marks or self.share is _unchanged
 
     def case(self, program: Program, settings: Settings) -> Case:
         """Builds the program for this contender, its outermost function wrapped to be compiled."""

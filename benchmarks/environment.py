@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -48,12 +49,19 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
+_PACKAGES = (
+    *("jax", "jaxlib", "numpy", "jitscope"),
+    *("flax", "optax", "equinox", "diffrax", "dm-haiku", "mujoco-mjx", "numpyro"),
+)
+
+
 def versions() -> dict[str, str]:
-    """Versions of everything that shapes the compiled program."""
-    packages = ("jax", "jaxlib", "numpy", "jitscope")
-    return {"python": platform.python_version()} | {
-        package: importlib.metadata.version(package) for package in packages
-    }
+    """Versions of everything installed that shapes the compiled programs."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 def commit() -> str:

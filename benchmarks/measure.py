@@ -13,7 +13,7 @@ import datetime
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -34,22 +34,29 @@ def _timed(function: Callable[[], Any]) -> tuple[Any, float]:
     return result, time.perf_counter() - start
 
 
-def _run_times(fun: Fun, args: Sequence[Any], repeats: int) -> tuple[int, list[float], list[float]]:
-    """Returns calls per sample, seconds per call, and seconds until a call returned."""
+class _Sample(NamedTuple):
+    """A few calls one after another: seconds a call, seconds until it returned, CPU seconds."""
 
-    def sample(n_calls: int) -> tuple[float, float]:
-        dispatch_s, start = 0.0, time.perf_counter()
+    run_s: float
+    dispatch_s: float
+    cpu_s: float
+
+
+def _samples(fun: Fun, args: Sequence[Any], repeats: int) -> tuple[int, list[_Sample]]:
+    """Returns calls per sample, and the samples."""
+
+    def sample(n_calls: int) -> _Sample:
+        dispatch_s, cpu_start, start = 0.0, time.process_time(), time.perf_counter()
         for _ in range(n_calls):
             call_start = time.perf_counter()
             result = fun(*args)
             dispatch_s += time.perf_counter() - call_start
             jax.block_until_ready(result)
-        return (time.perf_counter() - start) / n_calls, dispatch_s / n_calls
+        run_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu_start
+        return _Sample(run_s / n_calls, dispatch_s / n_calls, cpu_s / n_calls)
 
-    warm_s, _ = sample(1)
-    n_calls = max(1, int(_MIN_SAMPLE_S / warm_s))
-    samples = [sample(n_calls) for _ in range(repeats)]
-    return n_calls, [run_s for run_s, _ in samples], [dispatch_s for _, dispatch_s in samples]
+    n_calls = max(1, int(_MIN_SAMPLE_S / sample(1).run_s))
+    return n_calls, [sample(n_calls) for _ in range(repeats)]
 
 
 def measure(
@@ -74,14 +81,15 @@ def measure(
     """
     case = contender.case(program, settings)
     jax.block_until_ready(case.args)
-    rss_before_bytes = environment.peak_rss_bytes()
+    rss_before_bytes, cpu_start = environment.peak_rss_bytes(), time.process_time()
     traced, trace_s = _timed(lambda: case.fun.trace(*case.args))
     lowered, lower_s = _timed(traced.lower)
     compiled, compile_s = _timed(lowered.compile)
+    cold_cpu_s = time.process_time() - cpu_start
     rss_compiled_bytes = environment.peak_rss_bytes()
     # JAX finds the executable that `compile` made, so this call compiles nothing.
     result, first_call_s = _timed(lambda: jax.block_until_ready(case.fun(*case.args)))
-    n_calls, run_s, dispatch_s = _run_times(case.fun, case.args, run_repeats)
+    n_calls, samples = _samples(case.fun, case.args, run_repeats)
     return Record(
         program=program.name,
         contender=contender.name,
@@ -91,9 +99,11 @@ def measure(
         lower_s=lower_s,
         compile_s=compile_s,
         first_call_s=first_call_s,
-        run_s=run_s,
+        run_s=[one.run_s for one in samples],
         calls_per_sample=n_calls,
-        dispatch_s=dispatch_s,
+        dispatch_s=[one.dispatch_s for one in samples],
+        cold_cpu_s=cold_cpu_s,
+        run_cpu_s=[one.cpu_s for one in samples],
         n_instructions=len(_INSTRUCTION.findall(compiled.as_text())),
         temp_bytes=compiled.memory_analysis().temp_size_in_bytes,
         rss_before_bytes=rss_before_bytes,

@@ -29,13 +29,15 @@ class Record:
         run_s: Seconds a call, until its result was ready, one number a sample.
         calls_per_sample: How many calls, one after another, each number in `run_s` averages.
         dispatch_s: Seconds until a call returned, ready or not; one number a sample.
+        cold_cpu_s: Processor seconds of the cold start, all threads together.
+        run_cpu_s: Processor seconds a call, one number a sample.
         n_instructions: Instructions in the optimised HLO.
         temp_bytes: Temporary memory in the executable's memory plan.
         rss_before_bytes: The process's peak resident memory before tracing.
         rss_compiled_bytes: The same after compiling.
         digest: The result, reduced by `programs.digest`.
         machine: What must be equal for two records to be compared.
-        versions: Versions of Python, JAX, jaxlib, numpy and jitscope.
+        versions: Versions of Python, JAX, jitscope and the packages that programs use.
         commit: The checkout's commit, with `+` behind it if files differ from it.
         date: The UTC time at the end of the measurement, ISO 8601.
     """
@@ -51,6 +53,8 @@ class Record:
     run_s: list[float]
     calls_per_sample: int
     dispatch_s: list[float]
+    cold_cpu_s: float
+    run_cpu_s: list[float]
     n_instructions: int
     temp_bytes: int
     rss_before_bytes: int
@@ -70,6 +74,11 @@ class Record:
     def median_run_s(self) -> float:
         """Seconds of a typical call."""
         return statistics.median(self.run_s)
+
+    @property
+    def median_run_cpu_s(self) -> float:
+        """Processor seconds of a typical call."""
+        return statistics.median(self.run_cpu_s)
 
     @property
     def entry(self) -> EntryKey:

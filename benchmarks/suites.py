@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from benchmarks.programs import PROGRAMS
+from benchmarks.programs import PROGRAMS, frameworks
 from benchmarks.programs.program import Program
 from benchmarks.record import EntryKey, entry_key
 
@@ -47,10 +47,13 @@ def _full(program: str, **changed: int) -> Entry:
 
 
 SUITES: dict[str, list[Entry]] = {
-    "tiny": [Entry(program, program.tiny) for program in PROGRAMS.values()],
+    "tiny": [
+        Entry(program, program.tiny) for program in PROGRAMS.values() if not program.packages
+    ],
     "cpu": [
         _full("seed2022"),
         _full("nothing_shared"),
         *(_full("transformer", layers=layers) for layers in (2, 12, 24, 48)),
     ],
+    "frameworks": [_full(program.name) for program in frameworks.PROGRAMS],
 }

@@ -20,6 +20,7 @@ import numpy as np
 from programs import Program, plain
 
 import jitscope
+from jitscope.callgraph import CallGraph
 
 TESTS = Path(__file__).parent
 
@@ -88,9 +89,19 @@ def build_annotated(program: Program) -> tuple[Callable[..., Any], tuple[Any, ..
 # --- structure ------------------------------------------------------------------------------------
 
 
-def share_all_policy() -> Any:
-    """A policy that shares every body with two uses or more, however small it is."""
-    return jitscope.Policy(min_uses=2, min_equations=1, min_saved_light=1, min_saved=1)
+def share_all_policy() -> Callable[[jitscope.Census], jitscope.Plan]:
+    """The policy that shares every body with two uses or more, however little that saves."""
+
+    def decide(body: jitscope.Body) -> jitscope.Decision:
+        if body.obstacle:
+            return jitscope.Decision(jitscope.Structure.NESTED, body.obstacle)
+        if body.n_uses == 1:
+            return jitscope.Decision(jitscope.Structure.INLINE, "called once")
+        return jitscope.Decision(jitscope.Structure.SHARED, "everything is shared")
+
+    return lambda census: jitscope.Plan(
+        {body.fingerprint.digest: decide(body) for body in census.bodies}
+    )
 
 
 def body_uses(fun: Any) -> dict[str, tuple[int, ...]]:
@@ -123,13 +134,25 @@ def kept_calls(optimised_hlo: str) -> dict[str, int]:
 
 
 def shared_units(fun: Any, *, dead: Sequence[str] = ()) -> dict[str, int]:
-    """Compilation unit of every shared body, except of the names in `dead`, to its uses."""
+    """Compilation unit of every shared body to the calls of it that are to be kept.
+
+    Kept calls do not nest: a call within a shared body is a plain one.
+
+    Args:
+        fun: An outermost function that has traced a program.
+        dead: Names of bodies to leave out.
+    """
     record = fun.reuse()
-    return {
-        f"{body.name}_{body.fingerprint.digest[:12]}": body.n_uses
+    shared = {
+        body.fingerprint.digest: body.name
         for body in record.census.bodies
-        if record.plan[body.fingerprint.digest].structure.name == "SHARED"
-        and body.name not in dead
+        if record.plan[body.fingerprint.digest].structure is jitscope.Structure.SHARED
+    }
+    uses = CallGraph(record.census).uses_outside(shared)
+    return {
+        f"{name}_{digest[:12]}": uses[digest]
+        for digest, name in shared.items()
+        if uses[digest] and name not in dead
     }
 
 

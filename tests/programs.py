@@ -2,8 +2,8 @@
 
 Every entry is a function of one decorator, `shared`, and returns the program's function and its
 arguments. With `plain` for `shared` the program is ordinary JAX code; with
-`jitscope.shared_subroutine` it is the same program, annotated. What the annotated program must count
-under plain value evaluation is stated beside it.
+`jitscope.shared_subroutine` it is the same program, annotated. What must be counted in it,
+under plain value evaluation, is stated beside it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Program:
         uses: Name of a shared subroutine to the uses of each of its distinct bodies, most used
             first, under plain value evaluation. A name that is missing is not asserted.
         transforms: The transformations that are defined for the program.
-        core: The program stands for others like it, wherever running all of them brings nothing new.
+        core: The program stands for others like it where running all of them brings nothing new.
         dead: Subroutines that compute nothing anybody uses; JAX drops their calls when it lowers.
         kept: Its repeated bodies may be kept as calls: no effects, no callbacks.
         x64: The program is built and run in 64-bit mode.
@@ -292,7 +292,10 @@ def u_net(shared):
         y = down(params["down"][0], x)
         return x, y
 
-    params = {name: [normal(i + k, 4, 4) for i in range(n)] for name, n, k in [("down", 2, 0), ("mix", 4, 9)]}
+    params = {
+        name: [normal(i + k, 4, 4) for i in range(n)]
+        for name, n, k in [("down", 2, 0), ("mix", 4, 9)]
+    }
     return net, (params, normal(8, 8, 4))
 
 
@@ -417,7 +420,9 @@ def zero_size_arrays(shared):
     return net, ([normal(i, 3, 3) for i in range(4)], normal(5, 2, 3), jnp.zeros((0, 3)))
 
 
-@program(uses={"many": 4}, without=("jvp", "scan", "while_loop", "cond", "value_and_grad", "checkpoint"))
+@program(
+    uses={"many": 4}, without=("jvp", "scan", "while_loop", "cond", "value_and_grad", "checkpoint")
+)
 def hundred_outputs(shared):
     @shared
     def many(x):
@@ -739,7 +744,10 @@ def bfloat16(shared):
             x = block(w, x)
         return x
 
-    return net, ([normal(i, 4, 4, dtype=jnp.bfloat16) for i in range(5)], normal(7, 2, 4, dtype=jnp.bfloat16))
+    return net, (
+        [normal(i, 4, 4, dtype=jnp.bfloat16) for i in range(5)],
+        normal(7, 2, 4, dtype=jnp.bfloat16),
+    )
 
 
 @program(uses={"quantised": 5}, without=NO_GRADIENT)
@@ -848,7 +856,10 @@ def double_precision(shared):
             x = block(w, x)
         return x, x.astype(jnp.float32)
 
-    return net, (normal(7, 3, dtype=np.float64), [normal(i, 3, 3, dtype=np.float64) for i in range(5)])
+    return net, (
+        normal(7, 3, dtype=np.float64),
+        [normal(i, 3, 3, dtype=np.float64) for i in range(5)],
+    )
 
 
 @program(uses={"count": 5}, x64=True, without=NO_GRADIENT)

@@ -46,10 +46,10 @@ def traced_report(n=6):
 
 def body(name="layer", n_uses=6, n_equations=30, structure="SHARED", **changes):
     return BodyReport(**dict(dict(
-        digest=f"{abs(hash(name)):040x}"[:40], name=name, source="/home/somebody/model.py:12:4 (net)",
-        n_uses=n_uses, n_executions=n_uses, n_equations=n_equations, n_heavy=2,
-        operand_bytes=4096, result_bytes=2048, structure=structure, reason="because of a test",
-        outlined=False), **changes))
+        digest=f"{abs(hash(name)):040x}"[:40], name=name,
+        source="/home/somebody/model.py:12:4 (net)", n_uses=n_uses, n_executions=n_uses,
+        n_equations=n_equations, n_heavy=2, operand_bytes=4096, result_bytes=2048,
+        structure=structure, reason="because of a test", outlined=False), **changes))
 
 
 def program(*bodies, **changes):
@@ -63,11 +63,13 @@ def program(*bodies, **changes):
 
 def everything():
     """A report that uses every field there is."""
-    compiled = Compiled(Seconds(1.0, 0.1, 0.5, 2.0), 4, 300, 9, 6, 1, 20, 3, 4096, 128, 2_000_000, 0)
+    compiled = Compiled(
+        Seconds(1.0, 0.1, 0.5, 2.0), 4, 300, 9, 6, 1, 20, 3, 4096, 128, 2_000_000, 0)
     full = body(
         n_traces=4, jaxpr="{ lambda ; a:f32[]. let in (a,) }", covers=("0" * 40,),
         sites=(Site("/home/somebody/model.py:12 (net)", "net/layer", 6),),
-        near_misses=(NearMiss("1" * 40, "layer", "model.py:13", ("n: 3.0 against 4.0",), "pass it"),))
+        near_misses=(
+            NearMiss("1" * 40, "layer", "model.py:13", ("n: 3.0 against 4.0",), "pass it"),))
     return ReuseReport(
         (program(full, body("head", 1, 5, "INLINE"), compiled=compiled,
                  plain=dataclasses.replace(compiled, seconds=Seconds(1.0, 0.0, 0.5, 20.0)),

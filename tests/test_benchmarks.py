@@ -17,6 +17,7 @@ from benchmarks.programs import PROGRAMS, agrees, digest
 from benchmarks.record import Record, read
 from benchmarks.suites import SUITES, label
 
+# `test_frameworks` covers the programs that need other packages.
 # What people do without jitscope rarely rots, but takes longest to compile.
 SLOW = {("transformer", name) for name in ("nested_jit", "xla_late", "scan")}
 PAIRS = [
@@ -28,7 +29,7 @@ PAIRS = [
     )
     for program in PROGRAMS.values()
     for contender in CONTENDERS.values()
-    if contender.name != BASELINE and contender.covers(program)
+    if contender.name != BASELINE and contender.covers(program) and not program.packages
 ]
 
 

@@ -65,7 +65,9 @@ def test_scopes_around_nested_calls_are_kept():
     assert not shared_units(structured)
     found = paths(text)
     for i in range(4):
-        assert any(f"layer{i}" in path and "block" in path and "attention" in path for path in found)
+        assert any(
+            f"layer{i}" in path and "block" in path and "attention" in path for path in found
+        )
 
 
 def test_scopes_around_and_inside_an_inlined_body_are_kept():

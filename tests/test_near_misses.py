@@ -96,9 +96,10 @@ def branch(x):
 
 def literal_in_a_loop(x):
     def layer(x, gain):
-        body = jax.jit(lambda c: jax.lax.scan(lambda c, _: (c * gain, None), chain(c), length=3)[0])
-        body.__wrapped__.__name__ = "layer"
-        return jax.jit(body.__wrapped__)(x)
+        def layer(c):
+            return jax.lax.scan(lambda c, _: (c * gain, None), chain(c), length=3)[0]
+
+        return jax.jit(layer)(x)
 
     return layer(layer(x, 3.0), 4.0)
 
@@ -120,7 +121,7 @@ def array_captured_in_a_loop(x):
     (dtype, "dtype of operand 0: bfloat16 against float32", "cast to one dtype"),
     (shape, "shape of operand 0: (1, 4) against (2, 4)", "pad or reshape to one shape"),
     (unused_argument, "arguments that are not used: 1 against 0", "leave the unused argument out"),
-    (parameter, "dimensions: (1,) against (0,) (rev at ", "a static argument of Python ends up there"),
+    (parameter, "dimensions: (1,) against (0,) (rev at ", "a static argument of Python ends up"),
     (branch, "9 equations against 8; more: 1 cos", "Python `if` on a static value"),
     (literal_in_a_loop, "4.0 against 3.0 (mul at ", "pass the value as an array argument"),
 ], ids=lambda value: getattr(value, "__name__", ""))

@@ -113,7 +113,10 @@ addEventListener("DOMContentLoaded", () => setTimeout(() => {
     return [rows()[0].getAttribute("aria-expanded"),
             document.querySelector("tr.detail").textContent];
   });
-  step("closed", () => { rows()[0].click(); return document.querySelectorAll("tr.detail").length; });
+  step("closed", () => {
+    rows()[0].click();
+    return document.querySelectorAll("tr.detail").length;
+  });
   step("by_key", () => {
     rows().at(-1).dispatchEvent(new KeyboardEvent("keydown", {key: "Enter", bubbles: true}));
     return rows().at(-1).getAttribute("aria-expanded");
@@ -179,8 +182,8 @@ def test_page_works_in_a_browser(tmp_path):
         assert part in detail
     assert (seen["closed"], seen["by_key"]) == (0, "true")
     assert seen["filtered"] == [[head], "1 of 2 bodies"]
-    assert seen["frames"] == ["all equations  180", "model.py:3 (net)  180", "model.py:12 (layer)  180",
-                              "all equations  30", "model.py:3 (net)  30", "model.py:12 (layer)  30"]
+    assert seen["frames"] == [f"{frame}  {n}" for n in (180, 30) for frame in (
+        "all equations", "model.py:3 (net)", "model.py:12 (layer)")]
     assert seen["zoomed"].startswith("model.py:3 (net)  (click: back)")
     assert sorted(seen["themes"]) == ["rgb(20, 23, 26)", "rgb(255, 255, 255)"]
     assert seen["wide"]

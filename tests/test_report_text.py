@@ -9,7 +9,7 @@ from report_samples import HOSTILE, body, everything, hostile, layers, program, 
 import jitscope
 from jitscope.report import text
 from jitscope.report.words import percent, place, printable, size
-from jitscope.reuse_report import ReuseReport, Seconds
+from jitscope.reuse_report import NearMiss, ReuseReport, Seconds
 
 
 def of(*bodies, **changes):
@@ -19,7 +19,7 @@ def of(*bodies, **changes):
 def test_headline_tells_calls_bodies_and_what_the_compiler_sees():
     lines = text.render(traced_report()).splitlines()
     assert lines[0] == "model: 18 equations; 6 calls -> 1 shared body"
-    assert lines[1] == "XLA compiles 3 of them; the other 15 (83 %) are repeats of these"
+    assert lines[1] == "predicted: XLA compiles 3 of them; the other 15 (83 %) are repeats of these"
 
 
 def test_record_prints_as_its_report():
@@ -122,7 +122,16 @@ def test_difference_within_the_noise_is_no_saving():
 
 def test_near_miss_is_shown_with_its_cure():
     shown = text.render(everything(), width=200)
-    assert "! layer (model.py:12) is almost layer (model.py:13): n: 3.0 against 4.0. To share: pass it" in shown
+    assert ("! layer (model.py:12) is almost layer (model.py:13): n: 3.0 against 4.0. "
+            "To share: pass it") in shown
+
+
+def test_bodies_of_other_shapes_are_only_counted():
+    miss = NearMiss("1" * 40, "layer", "model.py:13", ("shape of operand 0: (2,) against (3,)",),
+                    "pad", ("shape",))
+    shown = text.render(of(body(near_misses=(miss,))))
+    assert "is almost" not in shown
+    assert "1 body differs from another of the same name in shapes only" in shown
 
 
 def test_body_that_was_traced_too_often_is_named():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ class Program:
         make: Builds the case; called with `share` and the settings as keywords.
         make_scan: The same with a hand-written `lax.scan`, or None where it cannot be written so.
         tolerance: The relative difference allowed between two contenders' results.
+        has_marks: Whether `make` puts `share` on something.
+        packages: What it needs beside JAX, by the names they are imported by.
     """
 
     name: str
@@ -49,6 +52,13 @@ class Program:
     make: Callable[..., Case]
     make_scan: Callable[..., Case] | None = None
     tolerance: float = 1e-3
+    has_marks: bool = True
+    packages: tuple[str, ...] = ()
+
+    @property
+    def works_here(self) -> bool:
+        """Whether the packages that it needs are installed."""
+        return all(importlib.util.find_spec(package) is not None for package in self.packages)
 
 
 def digest(result: Any) -> list[float]:

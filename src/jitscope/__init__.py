@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import report as report
+    from . import testing as testing
+    from .auditing import AuditReport as AuditReport
+    from .auditing import audit as audit
     from .census import Body as Body
     from .census import Census as Census
     from .explanation import compare as compare
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from .policy import Plan as Plan
     from .policy import Policy as Policy
     from .policy import Structure as Structure
+    from .recorder import recording as recording
+    from .recorder import stats as stats
     from .reuse import Reuse as Reuse
     from .reuse_report import ReuseReport as ReuseReport
     from .settings import disabled as disabled
@@ -27,6 +32,7 @@ __version__ = "0.1.0"
 # Imported when first used: `python -m jitscope run` must not import JAX before the script
 # has set it up through the environment.
 _HOMES = {
+    "AuditReport": "auditing",
     "Body": "census",
     "Census": "census",
     "Decision": "policy",
@@ -35,16 +41,19 @@ _HOMES = {
     "Reuse": "reuse",
     "ReuseReport": "reuse_report",
     "Structure": "policy",
+    "audit": "auditing",
     "compare": "explanation",
     "disabled": "settings",
     "explain": "explanation",
     "install": "installation",
     "installed": "installation",
     "outermost_jit": "outermost",
+    "recording": "recorder",
     "shared_subroutine": "subroutine",
+    "stats": "recorder",
     "uninstall": "installation",
 }
-_MODULES = ("report",)
+_MODULES = ("report", "testing")
 __all__ = [*_HOMES, *_MODULES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 

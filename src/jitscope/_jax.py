@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import numpy as np
 from jax._src import core as _core
 from jax._src import effects as _effects
 from jax._src import shard_map as _shard_map
@@ -27,11 +29,9 @@ from jax._src.interpreters import ad
 from jax._src.interpreters import partial_eval as pe
 from jax._src.interpreters import remat as _remat
 from jax._src.util import fun_name as function_name
-from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import source_info_util
 from jax.extend.core import (
     ClosedJaxpr,
-    DropVar as DropVar,
     Jaxpr,
     JaxprEqn,
     Literal,
@@ -39,9 +39,13 @@ from jax.extend.core import (
     Var,
     primitives,
 )
+from jax.extend.core import (
+    DropVar as DropVar,
+)
 from jax.interpreters import batching, mlir
 
-_PACKAGE = os.path.dirname(__file__) + os.sep
+# As for JAX's own files: lowered programs and filtered tracebacks name the user's lines only.
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 source_info_util.register_exclusion(_PACKAGE)
 _traceback_util.register_exclusion(_PACKAGE)
 
@@ -156,6 +160,16 @@ def new_equation(
                             params=dict(params), effects=effects)
 
 
+def is_array_type(aval: Any) -> bool:
+    """Whether values of a type are arrays, rather than a ``Ref`` or a token."""
+    return type(aval) is _core.ShapedArray
+
+
+def literal_value(literal: Any) -> Any:
+    """What a literal stands for, as an array of its type."""
+    return np.asarray(literal.val, literal.aval.dtype)
+
+
 def sub_jaxprs(eqn: JaxprEqn) -> Iterator[AnyJaxpr]:
     """Every jaxpr in the parameters of an equation, known primitive or not."""
     for value in eqn.params.values():
@@ -233,16 +247,34 @@ def wraps(fun: Callable[..., Any]) -> Callable[[F], F]:
 # --- tracing -----------------------------------------------------------------------
 
 
+class Boundary(NamedTuple):
+    """How ``jax.jit`` treats what enters and leaves a function, leaf by leaf.
+
+    Attributes:
+      donated: whether the caller gives the buffer of an argument up.
+      in_shardings: asked for by options, or None.
+      out_shardings: likewise, of the results.
+      has_layouts: whether options ask for a layout somewhere.
+    """
+
+    donated: tuple[bool, ...]
+    in_shardings: tuple[Any, ...]
+    out_shardings: tuple[Any, ...]
+    has_layouts: bool
+
+
 class Traced(NamedTuple):
     """What one signature of a function traces to.
 
     Attributes:
       jaxpr: closed; the constants may be tracers of an enclosing trace.
       out_tree: tree of the function's result.
+      boundary: what the options of ``jax.jit`` ask for.
     """
 
     jaxpr: AnyJaxpr
     out_tree: Any
+    boundary: Boundary
 
 
 def trace(fun: Callable[..., Any], args: tuple, kwargs: dict, static: Mapping[str, Any]) -> Traced:
@@ -252,16 +284,42 @@ def trace(fun: Callable[..., Any], args: tuple, kwargs: dict, static: Mapping[st
       fun: must be a fresh function object, or JAX returns an earlier trace of it.
       args: positional arguments; arrays may be tracers.
       kwargs: keyword arguments.
-      static: ``static_argnums`` and ``static_argnames`` as for ``jax.jit``.
+      static: ``static_argnums`` and ``static_argnames`` as for ``jax.jit``, and of its other
+        options those that ``boundary`` should tell about.
     """
     traced = jit(fun, **static).trace(*args, **kwargs)
-    jaxpr, lifted = traced.jaxpr, traced._consts
+    jaxpr, lifted = without_hijax(traced.jaxpr), traced._consts
     if lifted:
         # jit makes tracers of an enclosing trace its leading operands: close over them again.
         open_ = opened(jaxpr)
         jaxpr = closed_over(jaxpr, open_.invars[:len(lifted)], lifted,
                             invars=open_.invars[len(lifted):])
-    return Traced(jaxpr, traced.out_tree)
+    return Traced(jaxpr, traced.out_tree, _boundary(traced._params, len(lifted)))
+
+
+def without_hijax(jaxpr: AnyJaxpr) -> AnyJaxpr:
+    """A jaxpr whose primitives all have lowering rules, as ``jax.jit`` makes it of its own.
+
+    From JAX 0.12 on, ``jnp.nonzero`` and others trace to one equation of a primitive that is
+    expanded when a whole program is lowered, if the program is known to contain one. Equations
+    that are copied or moved do not make that known. A program that takes or returns
+    values of such types is left as it is.
+    """
+    if not getattr(opened(jaxpr), "is_high", False) or any(
+            getattr(aval, "is_high", False) for aval in (*jaxpr.in_avals, *jaxpr.out_avals)):
+        return jaxpr
+    return pe.lower_jaxpr2(jaxpr)
+
+
+def _boundary(params: Mapping[str, Any], n_lifted: int) -> Boundary:
+    unspecified = _plain_jit_params()["in_shardings"][0]
+
+    def asked(key: str, first: int) -> tuple[Any, ...]:
+        return tuple(None if s is unspecified else s for s in params[key][first:])
+
+    layouts = (*params["in_layouts"], *params["out_layouts"])
+    return Boundary(tuple(params["donated_invars"][n_lifted:]), asked("in_shardings", n_lifted),
+                    asked("out_shardings", 0), any(one is not None for one in layouts))
 
 
 def emit(jaxpr: AnyJaxpr, args: Sequence[Any], name: str) -> list[Any]:
@@ -314,6 +372,11 @@ def at_top_level() -> bool:
 def source_line(eqn: JaxprEqn) -> str:
     """``file:line (function)`` of the user's code behind an equation."""
     return source_info_util.summarize(eqn.source_info)
+
+
+def current_source_line() -> str:
+    """``file:line (function)`` of the user's code that runs now."""
+    return source_info_util.summarize(source_info_util.current())
 
 
 def within_call(inner: JaxprEqn, call: JaxprEqn) -> Any:
@@ -397,6 +460,54 @@ def _target(ctx: mlir.LoweringRuleContext) -> Target:
     return Target(tuple(ctx.module_context.platforms), axis_context.num_devices, False)
 
 
+_FRONTEND = "mhlo.frontend_attributes"
+
+
+def _tag_call(
+    context: mlir.ModuleContext, results: Sequence[Any], tags: Mapping[str, str]
+) -> None:
+    """Sets the frontend attributes of the call that made these values.
+
+    (``set_xla_metadata`` around the call would do the same, but it also reaches operations
+    in the body whose lowering traces, such as random bits.)
+    """
+    values, _ = mlir.ir_tree_registry.flatten(results)
+    for call in {value.owner for value in values if value.owner.name == "func.call"}:
+        attributes = {key: mlir.ir.StringAttr.get(value) for key, value in tags.items()}
+        if _FRONTEND in call.attributes:
+            attributes = {**{a.name: a.attr for a in call.attributes[_FRONTEND]}, **attributes}
+        call.attributes[_FRONTEND] = mlir.ir.DictAttr.get(attributes)
+        _drop_lines(context, call.attributes["callee"].value)
+
+
+def _drop_lines(context: mlir.ModuleContext, function: str) -> None:
+    """Removes source lines from a function and from those it calls; names of operations stay.
+
+    A body compiled as a unit loses the table that numbers its lines. Where XLA then inlines a
+    call in the body it enters new numbers into an empty table and follows them in circles
+    (``PropagateCallMetadata``): the compile of a unit that holds ``jax.random.split`` never
+    ended in jaxlib 0.11.2 and 0.12.0.1.
+    """
+    done = context.cached_primitive_lowerings.setdefault(_drop_lines, set())
+    if function in done:
+        return
+    done.add(function)
+
+    def visit(op: Any) -> Any:
+        op.location = _without_line(op.location)
+        if op.name == "func.call":
+            _drop_lines(context, op.attributes["callee"].value)
+        return mlir.ir.WalkResult.ADVANCE
+
+    context.symbol_table[function].operation.walk(visit)
+
+
+def _without_line(location: Any) -> Any:
+    if isinstance(location, mlir.ir.NameLoc):
+        return mlir.ir.Location.name(location.name_str, _without_line(location.child_loc))
+    return mlir.ir.Location.unknown()
+
+
 def structured_call_primitive(
     name: str, attributes: Callable[[Target, str], Mapping[str, str]]
 ) -> Primitive:
@@ -429,18 +540,17 @@ def structured_call_primitive(
         return with_equation
 
     def lowered(*args: Any, name: str, shared: AnyJaxpr, operands: Sequence[int],
-                results: Sequence[int], tags: Mapping[str, str], **_: Any) -> list[Any]:
-        args = tuple(args[i] for i in operands)
-        if tags:
-            with set_xla_metadata(**tags):
-                out = jit_p.bind(*args, **jit_params(_in_scope(shared, name), name))
-        else:
-            out = jit_p.bind(*args, **jit_params(shared, name))
+                results: Sequence[int], scoped: bool, **_: Any) -> list[Any]:
+        body = _in_scope(shared, name) if scoped else shared
+        out = jit_p.bind(*(args[i] for i in operands), **jit_params(body, name))
         return [out[i] for i in results]
 
     def lowering(ctx: mlir.LoweringRuleContext, *args: Any, **params: Any) -> Any:
         tags = attributes(_target(ctx), params["unit"])
-        return mlir.lower_fun(functools.partial(lowered, tags=tags))(ctx, *args, **params)
+        out = mlir.lower_fun(functools.partial(lowered, scoped=bool(tags)))(ctx, *args, **params)
+        if tags:
+            _tag_call(ctx.module_context, out, tags)
+        return out
 
     call_p.def_impl(as_jit(jit_p.bind))
     call_p.def_effectful_abstract_eval(as_jit(jit_p.abstract_eval))
@@ -488,10 +598,22 @@ trace_state_clean = _core.trace_state_clean
 """`at_top_level` without a call in between: it is on the dispatch of every subroutine."""
 
 
-# --- frames of this package, which are nobody's source lines ------------------------------------
+# --- frames that are nobody's source lines ------------------------------------------------------
 
-# As for JAX's own files: locations in lowered and compiled programs, and with them the keys of
-# profiles, name the user's lines only, and a program started by `python -m jitscope run` those
-# that it has without. Tracebacks keep our frames, which bug reports need.
-for _path in (os.path.dirname(os.path.abspath(__file__)) + os.sep, "<frozen runpy>"):
-    source_info_util.register_exclusion(_path)
+# A program started by `python -m jitscope run` names the source lines that it has without.
+source_info_util.register_exclusion("<frozen runpy>")
+
+
+# --- progress ---------------------------------------------------------------------------------
+
+_COMPILER = os.path.join("jax", "_src", "compiler.py")
+
+
+def is_compiling(thread: int) -> bool:
+    """Whether a thread of this process is in XLA's compiler now."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(_COMPILER):
+            return True
+        frame = frame.f_back
+    return False

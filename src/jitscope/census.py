@@ -11,8 +11,9 @@ loops, conditionals, custom rules, remat and shard_map. It decides nothing.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,8 @@ class Body:
       forced: structure that the user asked for, or None.
       obstacle: why calls of it cannot be restructured, or empty.
       outlined: found in the program rather than written as a subroutine.
+      calls: digests of the bodies it calls, with the number of call sites in it.
+      n_chained: uses that take a result of another use.
     """
 
     fingerprint: Fingerprint
@@ -60,6 +63,8 @@ class Body:
     forced: str | None = None
     obstacle: str = ""
     outlined: bool = False
+    calls: tuple[tuple[str, int], ...] = ()
+    n_chained: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,11 +75,14 @@ class Census:
       program: name of the program.
       n_equations: equations of the program with every call spelled out.
       bodies: distinct bodies.
+      calls: digests of the bodies that the program itself calls, with the number of call
+        sites outside all bodies.
     """
 
     program: str
     n_equations: int
     bodies: tuple[Body, ...]
+    calls: tuple[tuple[str, int], ...] = ()
 
     @property
     def n_calls(self) -> int:
@@ -91,10 +99,14 @@ class Census:
 
 @dataclasses.dataclass(frozen=True)
 class CallSite:
-    """An equation that calls a body, ``trips`` times per run of what surrounds it."""
+    """An equation that calls a body, ``trips`` times per run of what surrounds it.
+
+    ``chained`` says that it takes a result of another call of that body.
+    """
 
     eqn: Any
     trips: int
+    chained: bool = False
 
     @property
     def jaxpr(self) -> _jax.AnyJaxpr:
@@ -107,9 +119,14 @@ class CallSite:
 
 def call_sites(jaxpr: _jax.AnyJaxpr, trips: int = 1) -> Iterator[CallSite]:
     """Call sites in a jaxpr and in what is nested in it, but not within the bodies called."""
+    makers: dict[Any, str] = {}
     for eqn in _jax.equations(jaxpr):
         if eqn.primitive is _jax.jit_p:
-            yield CallSite(eqn, trips)
+            digest = fingerprint(eqn.params["jaxpr"]).digest
+            chained = any(makers.get(atom) == digest for atom in eqn.invars
+                          if isinstance(atom, _jax.Var))
+            makers.update(dict.fromkeys(eqn.outvars, digest))
+            yield CallSite(eqn, trips, chained)
         elif eqn.primitive in _jax.SUBPROGRAMS:
             inner_trips = trips * _jax.trip_count(eqn)
             for sub in _jax.sub_jaxprs(eqn):
@@ -125,7 +142,8 @@ def take_census(program: Program, variants: Variants = _NO_VARIANTS) -> Census:
     """
     counter = _Counter(variants)
     counter.visit(program.jaxpr)
-    return Census(program.name, program.n_equations, counter.bodies(program.jaxpr))
+    return Census(program.name, program.n_equations, counter.bodies(program.jaxpr),
+                  counter.calls(call_sites(program.jaxpr)))
 
 
 class _Counter:
@@ -154,24 +172,31 @@ class _Counter:
     def _digest(self, site: CallSite) -> str:
         return self._variants.canonical(site.identity.digest)
 
+    def calls(self, sites: Iterable[CallSite]) -> tuple[tuple[str, int], ...]:
+        """How often each body is called from these call sites, in order."""
+        return tuple(collections.Counter(map(self._digest, sites)).items())
+
     def bodies(self, main: _jax.AnyJaxpr) -> tuple[Body, ...]:
         uses = dict.fromkeys(self._first, 0)
         executions = dict.fromkeys(self._first, 0)
         paths = dict.fromkeys(self._first, 0)
+        chained = dict.fromkeys(self._first, 0)
 
         def spread(sites: Any, n_executions: int, n_paths: int) -> None:
             for site in sites:
                 digest = self._digest(site)
                 uses[digest] += 1
+                chained[digest] += site.chained
                 executions[digest] += n_executions * site.trips
                 paths[digest] += n_paths
 
         spread(call_sites(main), 1, 1)
         for digest in reversed(self._finished):
             spread(self._callees[digest], executions[digest], paths[digest])
-        return tuple(self._body(d, uses[d], executions[d], paths[d]) for d in self._first)
+        return tuple(self._body(d, n_uses=uses[d], n_executions=executions[d], n_paths=paths[d],
+                                n_chained=chained[d]) for d in self._first)
 
-    def _body(self, digest: str, n_uses: int, n_executions: int, n_paths: int) -> Body:
+    def _body(self, digest: str, **counts: int) -> Body:
         site = self._first[digest]
         name = site.eqn.params["name"]
         open_ = _jax.opened(site.jaxpr)
@@ -179,9 +204,6 @@ class _Counter:
             fingerprint=dataclasses.replace(site.identity, digest=digest),
             name=str(name),
             source=_jax.source_line(site.eqn),
-            n_uses=n_uses,
-            n_executions=n_executions,
-            n_paths=n_paths,
             n_equations=count_equations(site.jaxpr, self._equation_memo),
             n_heavy=count_heavy(site.jaxpr, self._heavy_memo),
             operand_bytes=_n_bytes(v.aval for v in (*open_.constvars, *open_.invars)),
@@ -189,6 +211,8 @@ class _Counter:
             forced=structure_of(name),
             obstacle=_obstacle(site),
             outlined=is_outlined(name),
+            calls=self.calls(self._callees[digest]),
+            **counts,
         )
 
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 from . import __version__
 from .after_import import after_import
+from .cli_report import add_commands
+from .report.files import replace_file
 from .script import CannotRunError, own_traceback, run_module, run_script
 from .settings import strict
 
@@ -51,7 +53,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"jitscope {__version__}")
     parser.set_defaults(command=None, fail=parser.error)
-    _add_run(parser.add_subparsers(title="commands", metavar="command"))
+    commands = parser.add_subparsers(title="commands", metavar="command")
+    _add_run(commands)
+    add_commands(commands)
     return parser
 
 
@@ -65,7 +69,8 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="run a script with every jax.jit structured",
         description=_RUN,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s [-h] [--observe] [--report FILE] (script | -m module) [args ...]",
+        usage="%(prog)s [-h] [--observe] [--report FILE] [--json FILE] (script | -m module) "
+        "[args ...]",
     )
     run.add_argument(
         "--observe",
@@ -77,6 +82,12 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar="FILE",
         type=_report_path,
         help="write the report to FILE, replacing it, instead of to stderr",
+    )
+    run.add_argument(
+        "--json",
+        metavar="FILE",
+        type=_report_path,
+        help="write the record to FILE too, for `report` and `diff`",
     )
     run.add_argument(
         "-m", dest="module", action="store_true", help="the script is a module, as for python -m"
@@ -106,7 +117,7 @@ def _report_path(text: str) -> str:
 def _run(options: argparse.Namespace) -> int:
     registers: list[Register] = []
     after_import("jax", lambda: _start(options.observe, registers))
-    finish = _Report(registers, options.observe, options.report)
+    finish = _Report(registers, options.observe, options.report, options.json)
     run: Callable[[str, Sequence[str]], None] = run_module if options.module else run_script
     # First in, last out: threads and the script's own atexit functions end before it.
     atexit.register(finish)
@@ -139,10 +150,13 @@ def _start(observe: bool, registers: list[Register]) -> None:
 class _Report:
     """Writes the report when the process that ran the script ends."""
 
-    def __init__(self, registers: list[Register], observe: bool, path: str | None) -> None:
+    def __init__(
+        self, registers: list[Register], observe: bool, path: str | None, json: str | None
+    ) -> None:
         self._registers = registers
         self._observe = observe
         self._path = path
+        self._json = json
         self._process = os.getpid()
 
     def __call__(self) -> None:
@@ -155,6 +169,8 @@ class _Report:
                 raise
             text = f"jitscope could not make its report: {type(error).__name__}: {error}\n"
         self._write(text)
+        if self._json is not None:
+            self._write_json(self._json)
 
     def _text(self) -> str:
         if not self._registers:
@@ -168,12 +184,33 @@ class _Report:
             _say(text.rstrip("\n"))
             return
         try:
-            _replace_file(self._path, text)
+            replace_file(self._path, text)
         except OSError as error:
             _say(
                 f"jitscope could not write its report to {self._path!r} ({error}), and shows it "
                 f"here:\n{text.rstrip()}"
             )
+
+    def _write_json(self, path: str) -> None:
+        try:
+            replace_file(path, self._record())
+        except Exception as error:
+            if strict() and not isinstance(error, OSError):
+                raise
+            _say(
+                f"jitscope could not write its record to {path!r}, and left what is there as it "
+                f"is: {type(error).__name__}: {error}"
+            )
+
+    def _record(self) -> str:
+        from .report import json
+        from .reuse_report import ReuseReport
+
+        if not self._registers:
+            return json.dumps(ReuseReport())
+        from .recorder import Recording
+
+        return json.dumps(Recording(self._registers[0], {}).report())
 
 
 def _say(text: str) -> None:
@@ -185,19 +222,3 @@ def _say(text: str) -> None:
 def _is_replaceable(path: str) -> bool:
     """Whether nothing, or a plain file, is there; not a device, pipe or socket."""
     return os.path.isfile(path) or not os.path.exists(path)
-
-
-def _replace_file(path: str, text: str) -> None:
-    """Writes a file so that it holds the old text or the new one, whatever happens."""
-    if not _is_replaceable(path):
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-        return
-    unfinished = f"{path}.{os.getpid()}.unfinished"
-    try:
-        with open(unfinished, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(unfinished, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(unfinished)

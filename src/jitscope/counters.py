@@ -13,7 +13,7 @@ import threading
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-import jax
+from .reasons import FIRST, Details, type_text, why_traced
 
 MAX_SIGNATURES = 512
 _COMPARED = 8  # earlier signatures that a new one is compared with
@@ -88,9 +88,6 @@ class SubroutineStats:
         return "\n".join([head, *plain, *map(str, self.signatures)])
 
 
-FIRST = "first use"
-
-
 @dataclasses.dataclass(frozen=True)
 class Signature:
     """What a trace is kept for, in a form that can be compared and shown.
@@ -111,16 +108,6 @@ class Signature:
 
     def __hash__(self) -> int:
         return self._hash  # type: ignore[attr-defined]
-
-
-@dataclasses.dataclass(frozen=True)
-class Details:
-    """The paths that belong to a `Signature`, worked out only where it is new."""
-
-    avals: Mapping[str, Any]
-    static: Mapping[str, tuple[Hashable, str]]
-    captures: Mapping[str, tuple[Hashable, str]]
-    context: Mapping[str, Any]
 
 
 @dataclasses.dataclass
@@ -172,12 +159,15 @@ class Counters:
           details: of the signature.
           again: why a trace of the same signature is not used, where that is known.
         """
+        details = dataclasses.replace(details, tree=signature.tree)
         with self._lock:
             self._n_traces += 1
             row = self._rows.get(signature)
             reason = (again or self.always_retraced) if row is not None else ""
             if not reason:
-                reason = why_traced(details, list(self._rows.values())[-_COMPARED:], row)
+                reason = why_traced(
+                    details, [one.details for one in list(self._rows.values())[-_COMPARED:]],
+                    row and row.details)
             if row is None:
                 row = self._rows[signature] = _Row(details)
                 if len(self._rows) > MAX_SIGNATURES:
@@ -190,7 +180,7 @@ class Counters:
         with self._lock:
             rows = tuple(
                 SignatureStats(
-                    avals={k: _type_text(v) for k, v in row.details.avals.items()},
+                    avals={k: type_text(v) for k, v in row.details.avals.items()},
                     static={k: text for d in (row.details.static, row.details.captures)
                             for k, (_, text) in d.items()},
                     n_calls=row.n_calls, n_traces=row.n_traces, reasons=tuple(row.reasons))
@@ -198,80 +188,3 @@ class Counters:
             return SubroutineStats(
                 name, self._n_calls, self._n_traces, self._n_reused, self._n_functions,
                 dict(self._plain), rows)
-
-
-# --- why a trace was needed ----------------------------------------------------------------
-
-
-def why_traced(new: Details, earlier: list[_Row], same: _Row | None) -> str:
-    """Why earlier traces did not do: the differences from the closest of them."""
-    if same is not None:
-        changed = differences_of_context(same.details.context, new.context)
-        what = ", ".join(changed) or "caches were cleared, or a setting that is not shown here"
-        return f"context changed, not the signature: {what}"
-    if not earlier:
-        return FIRST
-    return "; ".join(min((differences(row.details, new) for row in reversed(earlier)), key=len))
-
-
-def differences(old: Details, new: Details) -> list[str]:
-    """What of a signature differs from an earlier one, one text each."""
-    found = _changed("static value", old.static, new.static)
-    found += _changed("captured value", old.captures, new.captures)
-    if set(old.avals) != set(new.avals) or set(old.static) != set(new.static):
-        paths = sorted(set(old.avals) ^ set(new.avals) | set(old.static) ^ set(new.static))
-        found.append(f"tree structure: {', '.join(paths[:4])} in one of the two only")
-    for path in old.avals.keys() & new.avals.keys():
-        found += _type_change(path, old.avals[path], new.avals[path])
-    return found or ["tree structure: the types of the containers differ"]
-
-
-def _changed(what: str, old: Mapping[str, tuple[Hashable, str]],
-             new: Mapping[str, tuple[Hashable, str]]) -> list[str]:
-    texts = []
-    for path in sorted(old.keys() & new.keys()):
-        (old_key, old_text), (new_key, new_text) = old[path], new[path]
-        if old_key != new_key:
-            against = (f"{new_text} against {old_text}" if new_text != old_text
-                       else f"another object ({new_text}) that is not equal")
-            texts.append(f"{what} {path}: {against}")
-    return texts
-
-
-def _type_change(path: str, old: Any, new: Any) -> list[str]:
-    if old == new:
-        return []
-    texts = [f"{name} of argument {path}: {_text(getattr(new, name))} against "
-             f"{_text(getattr(old, name))}"
-             for name in ("shape", "dtype", "weak_type", "sharding")
-             if getattr(old, name, None) != getattr(new, name, None)
-             and hasattr(old, name) and hasattr(new, name)]
-    return texts or [f"type of argument {path}: {new} against {old}"]
-
-
-def differences_of_context(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Settings of JAX that differ, one text each."""
-    return [f"{name}: {new[name]} against {old[name]}" for name in new if old[name] != new[name]]
-
-
-def context() -> dict[str, Any]:
-    """Settings of JAX that are no part of a signature but for which it traces anew."""
-    config = jax.config
-    return {
-        "mesh": jax.sharding.get_abstract_mesh(),
-        "x64": config.jax_enable_x64,
-        "default_matmul_precision": config.jax_default_matmul_precision,
-        "numpy_dtype_promotion": config.jax_numpy_dtype_promotion,
-        "numpy_rank_promotion": config.jax_numpy_rank_promotion,
-        "default_prng_impl": config.jax_default_prng_impl,
-        "debug_nans": config.jax_debug_nans,
-    }
-
-
-def _text(value: Any) -> str:
-    return str(value)
-
-
-def _type_text(aval: Any) -> str:
-    text = aval.str_short(short_dtypes=True) if hasattr(aval, "str_short") else str(aval)
-    return text + (" (weak type)" if getattr(aval, "weak_type", False) else "")

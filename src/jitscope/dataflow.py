@@ -183,7 +183,8 @@ def _offsets(counts: Iterator[int]) -> np.ndarray:
 
 
 def _cut_weights(eqns: Sequence[Any]) -> np.ndarray:
-    """One per result, and up to a tenth more for the largest."""
-    sizes = [getattr(var.aval, "size", 0) for eqn in eqns for var in eqn.outvars]
+    """One per result, and up to a tenth more for the largest; a symbolic size counts as none."""
+    sizes = [size if isinstance(size := getattr(var.aval, "size", 0), int) else 0
+             for eqn in eqns for var in eqn.outvars]
     largest = max(sizes, default=0) or 1
     return 1 + np.asarray(sizes, float) / (10 * largest)

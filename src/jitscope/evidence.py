@@ -86,7 +86,8 @@ class Evidence:
         grouped: Counts = collections.Counter()
         for eqn in self.eqns_of_bodies.get(digest, ()):
             grouped[_jax.source_line(eqn), str(eqn.source_info.name_stack)] += 1
-        return tuple(Site(*place, n) for place, n in list(grouped.items())[:_MAX_SITES])
+        return tuple(Site(source, scope, n)
+                     for (source, scope), n in list(grouped.items())[:_MAX_SITES])
 
     def n_traces(self, digest: str) -> int:
         """Traces that the calls of a body were made from, where its user made them.

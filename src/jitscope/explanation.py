@@ -17,6 +17,7 @@ from typing import Any
 import jax
 
 from . import _jax
+from .functions import name_of
 from .outermost import OutermostJit
 from .phases import Phases
 from .policy import Policy
@@ -33,8 +34,8 @@ _KEPT = re.compile(r" call\([^\n]*to_apply=[^\n]*compilation_unit=\"(?P<unit>[^\
 def explain(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> ReuseReport:
     """What repeats in a function, what is done about it, and what the compiler makes of it.
 
-    Nothing is run. The function is compiled as jitscope structures it; see `compare` for
-    both ways.
+    Nothing is run. The function is compiled as jitscope structures it, as one program even
+    where `outermost_jit` was asked for stages; see `compare` for both ways.
 
     Args:
       fun: any callable, a ``jax.jit`` function, or one of `outermost_jit`, whose options
@@ -123,7 +124,7 @@ def _of_jitted(fun: Any, args: tuple, kwargs: dict[str, Any]) -> _Both:
     traced = fun.trace(*args, **kwargs)
     phases = Phases(trace_s=time.perf_counter() - start)
     name = getattr(fun, "__name__", "fun")
-    program = Program(name, traced.jaxpr, traced.out_tree)
+    program = Program(name, _jax.without_hijax(traced.jaxpr), traced.out_tree)
     structurer = OutermostJit(getattr(fun, "__wrapped__", fun), Policy(), {})
     with phases.structuring():
         restructured = structurer._pipeline(program, phases)
@@ -146,6 +147,8 @@ def _fresh(fun: Callable[..., Any]) -> Callable[..., Any]:
     def fresh(*args: Any, **kwargs: Any) -> Any:
         return fun(*args, **kwargs)
 
+    if not hasattr(fun, "__name__"):  # a partial or a callable object
+        fresh.__name__ = name_of(fun)
     return fresh
 
 

@@ -300,7 +300,7 @@ def _add_devices(hasher: _Hasher, value: Any) -> None:
     """A mesh or what is sharded over one. Their repr leaves out the order of the devices."""
     hasher.add(f"{type(value).__qualname__} {value!r}")
     mesh = getattr(value, "mesh", value)
-    if isinstance(mesh, jax.sharding.Mesh):
+    if isinstance(mesh, jax.sharding.Mesh) and not mesh.empty:
         hasher.add(str([device.id for device in mesh.devices.flat]))
 
 

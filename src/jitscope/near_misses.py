@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from .reuse_report import NearMiss
 _MAX_FAMILY = 24
 """Bodies of one name that are compared; each with all before it, about 0.1 ms a pair."""
 _MAX_TEXTS = 4
+_DIRECTORY = re.compile(r"^.*[/\\]")
 _MAX_OTHER_SHARE = 0.1
 """Equations that may be there in one body only, for the two to count as similar."""
 
@@ -96,6 +98,12 @@ def near_misses(bodies: Sequence[Candidate], statics: Statics) -> dict[str, tupl
     return found
 
 
+def differences(new: _jax.AnyJaxpr, old: _jax.AnyJaxpr) -> list[str]:
+    """What differs between two bodies, causes only; empty where they are not similar."""
+    texts = dict.fromkeys(difference.text for difference in _differences(new, old))
+    return list(texts)[:_MAX_TEXTS]
+
+
 def _near_miss(differences: list[_Difference], other: Candidate, statics: Statics) -> NearMiss:
     texts = [_named(difference, statics.get(other.definition, ())) for difference in differences]
     shown = list(dict.fromkeys(texts))
@@ -103,7 +111,7 @@ def _near_miss(differences: list[_Difference], other: Candidate, statics: Static
         shown[_MAX_TEXTS - 1:] = [f"and {len(shown) - _MAX_TEXTS + 1} more"]
     kinds = dict.fromkeys(difference.kind for difference in differences)
     return NearMiss(other.digest, other.name, other.source, tuple(shown),
-                    "; ".join(_CHANGES[kind] for kind in kinds))
+                    "; ".join(_CHANGES[kind] for kind in kinds), tuple(kinds))
 
 
 def _differences(new: _jax.AnyJaxpr, old: _jax.AnyJaxpr) -> list[_Difference]:
@@ -152,7 +160,7 @@ def _used(jaxpr: Any) -> set[Any]:
 
 
 def _equation_differences(new: Any, old: Any) -> list[_Difference]:
-    at = f"({new.primitive.name} at {_jax.source_line(new)})"
+    at = f"({new.primitive.name} at {_DIRECTORY.sub('', _jax.source_line(new))})"
     found = []
     for x, y in zip(new.invars, old.invars, strict=False):
         if isinstance(x, _jax.Literal) and isinstance(y, _jax.Literal) and (

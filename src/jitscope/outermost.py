@@ -28,6 +28,8 @@ from .program import Program, capture
 from .restructure import restructure
 from .reuse import Reuse
 from .settings import is_disabled, strict
+from .staged import STAGE_POLICY, StagedJit, StagedProgram
+from .stages import cut_into_stages, obstacle, with_calls_outermost, with_stages
 from .variants import find_variants
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -51,14 +53,18 @@ class OutermostJit:
     """
 
     def __init__(self, fun: Callable[..., Any], policy: PolicyLike, options: dict[str, Any],
-                 *, outline: bool = True) -> None:
+                 *, outline: bool = True, audit: bool = False, staged: bool = False) -> None:
         functools.update_wrapper(self, fun, updated=())
         self._fun = fun
         self._policy = policy
         self._outline = outline
+        self._audit = audit
         self._options = options
         self._latest: Reuse | None = None
+        self._staged = staged
         self._jitted, self._plain = _jitted((self._structured(fun), fun), options)
+        if staged:
+            self._jitted = StagedJit(fun, self._jitted, self._in_stages, options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # `_chosen` spelled out: dispatch may cost 0.5 us more than jax.jit's.
@@ -108,8 +114,7 @@ class OutermostJit:
         return self._latest
 
     def _structured(self, fun: Callable[..., Any]) -> Callable[..., Any]:
-        static = {key: self._options[key] for key in ("static_argnums", "static_argnames")
-                  if self._options.get(key) is not None}
+        static = self._given("static_argnums", "static_argnames")
 
         @_jax.wraps(fun)
         def structured(*args: Any, **kwargs: Any) -> Any:
@@ -117,12 +122,44 @@ class OutermostJit:
             if operands is None:
                 return fun(*args, **kwargs)
             phases = claim_phases(_jax.function_name(fun))
-            with _outermost():
-                program = capture(fun, args, kwargs, static)
+            program = self._captured(args, kwargs, static)
             with phases.structuring():
                 return self._pipeline(program, phases).emit(operands)
 
         return structured
+
+    def _given(self, *names: str) -> dict[str, Any]:
+        return {key: self._options[key] for key in names if self._options.get(key) is not None}
+
+    def _captured(self, args: tuple, kwargs: dict, options: dict[str, Any]) -> Program:
+        with _outermost():
+            if self._audit:
+                self._warn_of_hidden_state(
+                    args, kwargs, self._given("static_argnums", "static_argnames"))
+            return capture(self._fun, args, kwargs, options)
+
+    def _in_stages(self, args: tuple, kwargs: dict) -> StagedProgram | None:
+        """The stages of one signature; None where it has to be compiled as one."""
+        phases = claim_phases(_jax.function_name(self._fun))
+        program = self._captured(args, kwargs, self._given(*StagedJit.BOUNDARY))
+        with phases.structuring():
+            program = self._pipeline(program, phases)
+            try:
+                return None if obstacle(program) else StagedProgram(
+                    program, cut_into_stages(program), (args, kwargs),
+                    self._options.get("compiler_options"), phases)
+            except Exception as error:
+                if strict():
+                    raise
+                _warn_fallback(self, error)
+                return None
+
+    def _warn_of_hidden_state(self, args: tuple, kwargs: dict, static: dict[str, Any]) -> None:
+        from .auditing import audited  # which imports this module
+
+        found = audited(self._fun, args, kwargs, static, _jax.function_name(self._fun))
+        if not found.is_clean:
+            warnings.warn(str(found), RuntimeWarning, stacklevel=2)
 
     def _pipeline(self, program: Program, phases: Phases) -> Program:
         try:
@@ -136,14 +173,19 @@ class OutermostJit:
                 raise TypeError(
                     f"policy must return a jitscope.Plan, got {type(plan).__name__} "
                     f"from {self._policy!r}.")
+            if self._staged:
+                plan = with_calls_outermost(plan, lifted, variants)
             restructured = restructure(lifted, plan, variants)
+            if self._staged:
+                plan = with_stages(plan, restructured)
+            evidence = evidence_of(lifted, restructured, variants)
         except Exception as error:
             if strict():
                 raise
             records.note_failure(program.name, error)
             _warn_fallback(self, error)
             return program
-        self._latest = Reuse(census, plan, phases, evidence_of(lifted, restructured, variants))
+        self._latest = Reuse(census, plan, phases, evidence)
         records.note(self._latest)
         return restructured
 
@@ -210,16 +252,17 @@ def _warn_fallback(function: OutermostJit, error: Exception) -> None:
 
 @overload
 def outermost_jit(
-    fun: F, /, *, policy: PolicyLike | None = None, outline: bool = True, **jit_options: Any
+    fun: F, /, *, policy: PolicyLike | None = None, outline: bool = True, audit: bool = False,
+    staged: bool = False, **jit_options: Any
 ) -> F: ...
 @overload
 def outermost_jit(
     fun: None = None, /, *, policy: PolicyLike | None = None, outline: bool = True,
-    **jit_options: Any
+    audit: bool = False, staged: bool = False, **jit_options: Any
 ) -> Callable[[F], F]: ...
 def outermost_jit(
     fun: Any = None, /, *, policy: PolicyLike | None = None, outline: bool = True,
-    **jit_options: Any
+    audit: bool = False, staged: bool = False, **jit_options: Any
 ) -> Any:
     """``jax.jit`` for the outermost function of a program, which it structures first.
 
@@ -233,6 +276,13 @@ def outermost_jit(
       fun: the function. Without it, a decorator is returned.
       policy: callable from ``Census`` to ``Plan``; ``jitscope.Policy()`` by default.
       outline: whether to look for repeats in code that marks no subroutines.
+      audit: before each trace, trace with every call of a shared subroutine traced anew, and
+        warn of those that depend on hidden state; see `jitscope.audit`.
+      staged: compile what repeats on its own and run the program as a list of executables, for
+        platforms that cannot keep calls (GPU). Where that cannot be done, as with ordered
+        effects, the program stays one executable and the plan says why. Then ``policy`` decides
+        which bodies repeat enough, by default all large ones with four uses; ``lower`` gives
+        all stages, ``trace`` the program as one.
       **jit_options: every option of ``jax.jit``.
 
     Returns:
@@ -254,12 +304,15 @@ def outermost_jit(
     if unknown:
         raise TypeError(
             f"outermost_jit got unknown option(s) {', '.join(unknown)}. It takes policy=..., "
-            f"outline=... and the options of jax.jit: {', '.join(sorted(_JIT_OPTIONS))}.")
-    policy = Policy() if policy is None else policy
+            f"outline=..., audit=..., staged=... and the options of jax.jit: "
+            f"{', '.join(sorted(_JIT_OPTIONS))}.")
+    if policy is None:
+        policy = STAGE_POLICY if staged else Policy()
     if not callable(policy):
         raise TypeError(
             f"policy must be callable from Census to Plan, such as jitscope.Policy(...), got "
             f"{policy!r}.")
     if fun is None:
-        return lambda fun: OutermostJit(fun, policy, jit_options, outline=outline)
-    return OutermostJit(fun, policy, jit_options, outline=outline)
+        return lambda fun: OutermostJit(
+            fun, policy, jit_options, outline=outline, audit=audit, staged=staged)
+    return OutermostJit(fun, policy, jit_options, outline=outline, audit=audit, staged=staged)

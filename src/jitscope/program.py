@@ -24,11 +24,13 @@ class Program:
       name: of the user's function.
       jaxpr: closed; its constants may be tracers of an enclosing trace.
       out_tree: tree of the result.
+      boundary: what the options it was captured with ask for.
     """
 
     name: str
     jaxpr: _jax.AnyJaxpr
     out_tree: Any
+    boundary: _jax.Boundary | None = None
 
     @property
     def n_equations(self) -> int:
@@ -48,7 +50,7 @@ class Program:
 
 
 def capture(
-    fun: Callable[..., Any], args: tuple, kwargs: dict, static: Mapping[str, Any]
+    fun: Callable[..., Any], args: tuple, kwargs: dict, options: Mapping[str, Any]
 ) -> Program:
     """Traces ``fun`` for these arguments as ``jax.jit`` would.
 
@@ -56,7 +58,8 @@ def capture(
       fun: the user's function. Errors it raises while traced are its own and pass through.
       args: positional arguments, arrays or tracers.
       kwargs: keyword arguments, likewise.
-      static: ``static_argnums`` and ``static_argnames``.
+      options: ``static_argnums`` and ``static_argnames``, and of the other options of
+        ``jax.jit`` those that ``Program.boundary`` should tell about.
 
     Returns:
       The program, nothing restructured yet.
@@ -67,8 +70,8 @@ def capture(
     def fresh(*args: Any, **kwargs: Any) -> Any:
         return fun(*args, **kwargs)
 
-    traced = _jax.trace(fresh, args, kwargs, static)
-    return Program(_jax.function_name(fun), traced.jaxpr, traced.out_tree)
+    traced = _jax.trace(fresh, args, kwargs, options)
+    return Program(_jax.function_name(fun), traced.jaxpr, traced.out_tree, traced.boundary)
 
 
 def count_equations(jaxpr: _jax.AnyJaxpr, memo: dict[int, int]) -> int:

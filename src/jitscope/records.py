@@ -2,14 +2,17 @@
 
 Off by default: then an outermost function looks once per trace and goes on. While a
 register is open, every program's record is kept, with the ones that could not be
-structured, and JAX's own seconds for all it lowers and compiles.
+structured, and JAX's own seconds for all it lowers and compiles. Several may be open, in
+this thread or others; each is filled with everything.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -29,7 +32,7 @@ class Failure:
     reason: str
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Register:
     """What was traced, lowered and compiled while the register was open.
 
@@ -46,45 +49,61 @@ class Register:
     compile_s: float = 0.0
 
 
-_open: Register | None = None
+_open: tuple[Register, ...] = ()
+_latest: weakref.WeakValueDictionary[int, Reuse] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
 _lock = threading.Lock()
 
 
 def note(reuse: Reuse) -> None:
-    """Keeps the record of a program, where a register is open."""
-    if _open is not None:
-        with _lock:
-            _open.programs.append(reuse)
+    """Keeps the record of a program in every open register."""
+    with _lock:
+        _latest[next(_numbers)] = reuse
+        for register in _open:
+            register.programs.append(reuse)
+    from .progress import watch  # which imports JAX; see `_listen`
+
+    watch(reuse)
+
+
+def latest() -> list[Reuse]:
+    """The latest program of every outermost function that is still alive."""
+    with _lock:
+        return [reuse for _, reuse in sorted(_latest.items())]
 
 
 def note_failure(program: str, error: BaseException) -> None:
     """Keeps the reason for which a program was left as it was."""
-    if _open is not None:
-        with _lock:
-            _open.failures.append(Failure(program, f"{type(error).__name__}: {error}"))
+    with _lock:
+        for register in _open:
+            register.failures.append(Failure(program, f"{type(error).__name__}: {error}"))
 
 
 def open_register() -> Register:
-    """A register that is filled until `close_register`, in place of any other."""
+    """A register that is filled until it is closed."""
     global _open
     _listen()
-    _open = Register()
-    return _open
+    register = Register()
+    with _lock:
+        _open = (*_open, register)
+    return register
 
 
-def close_register() -> None:
-    """Keeps nothing from now on."""
+def close_register(register: Register) -> None:
+    """Adds nothing to a register from now on."""
     global _open
-    _open = None
+    with _lock:
+        _open = tuple(one for one in _open if one is not register)
 
 
 @contextmanager
 def registering() -> Iterator[Register]:
     """A register that is filled while a with-block runs."""
+    register = open_register()
     try:
-        yield open_register()
+        yield register
     finally:
-        close_register()
+        close_register(register)
 
 
 @functools.cache
@@ -97,9 +116,10 @@ def _listen() -> None:
 
 
 def _on_event(event: str, duration_secs: float, **_details: object) -> None:
-    if _open is not None and event in (_LOWER, _COMPILE):
+    if event in (_LOWER, _COMPILE):
         with _lock:
-            if event == _LOWER:
-                _open.lower_s += duration_secs
-            else:
-                _open.compile_s += duration_secs
+            for register in _open:
+                if event == _LOWER:
+                    register.lower_s += duration_secs
+                else:
+                    register.compile_s += duration_secs

@@ -33,20 +33,29 @@ def restructure(program: Program, plan: Plan, variants: Variants = _NO_VARIANTS)
     Returns:
       The program itself where the plan changes nothing.
     """
-    rebuilt = _Restructurer(plan, variants).jaxpr(program.jaxpr)
+    rebuilt = _Restructurer(plan, variants, keep=True).jaxpr(program.jaxpr)
     if rebuilt is program.jaxpr:
         return program
     return dataclasses.replace(program, jaxpr=rebuilt)
 
 
 class _Restructurer:
-    """Rebuilds jaxprs, each distinct one once."""
+    """Rebuilds jaxprs, each distinct one once.
 
-    def __init__(self, plan: Plan, variants: Variants) -> None:
+    Args:
+      plan: structures by fingerprint.
+      variants: bodies that stand in for others.
+      keep: False within a body whose calls are kept: kept calls do not nest.
+    """
+
+    def __init__(self, plan: Plan, variants: Variants, *, keep: bool) -> None:
         self._plan = plan
         self._variants = variants
+        self._keep = keep
+        self._within_kept = _Restructurer(plan, variants, keep=False) if keep else self
         self._rebuilt: dict[int, tuple[Any, Any]] = {}
         self._bodies: dict[str, _jax.AnyJaxpr] = {}
+        self._names: dict[str, str] = {}
 
     def jaxpr(self, jaxpr: _jax.AnyJaxpr) -> _jax.AnyJaxpr:
         """The restructured jaxpr; the same object if nothing in it changes."""
@@ -91,32 +100,39 @@ class _Restructurer:
     def _call(self, eqn: Any, block: _Block) -> None:
         body = eqn.params["jaxpr"]
         digest = fingerprint(body).digest
-        structure = self._plan[self._variants.canonical(digest)].structure
+        structure = self._structure(eqn, digest)
         if structure is Structure.INLINE and _can_splice(eqn):
             block.splice(eqn, self.jaxpr(body))
         elif _jax.has_options(eqn) or _jax.opened(body).effects:
             block.append(self._with_rebuilt_parameters(eqn))
             block.changed |= block.equations[-1].params is not eqn.params
         elif structure is Structure.SHARED:
-            canonical = self._variants.canonical(digest)
-            cover = self._variants.covers.get(digest)
-            unit = f"{eqn.params['name']}_{canonical[:12]}"
-            self._shared_call(eqn, block, canonical, unit, cover)
+            self._kept_call(eqn, digest, block)
         else:
-            self._shared_call(eqn, block, digest, "", None)
+            self._plain_call(eqn, digest, block)
 
-    def _shared_call(
-        self, eqn: Any, block: _Block, digest: str, unit: str, cover: Cover | None
-    ) -> None:
-        # Results that only variants need are worth computing where the call is theirs too.
-        body = eqn.params["jaxpr"]
-        shared = self._body(digest, self._variants.bodies.get(digest, body) if unit else body)
-        if not unit and shared is eqn.params["jaxpr"]:
+    def _structure(self, eqn: Any, digest: str) -> Structure:
+        planned = self._plan[self._variants.canonical(digest)].structure
+        if planned is not Structure.SHARED or self._keep:
+            return planned
+        return Structure.INLINE if is_outlined(eqn.params["name"]) else Structure.NESTED
+
+    def _kept_call(self, eqn: Any, digest: str, block: _Block) -> None:
+        canonical = self._variants.canonical(digest)
+        body = self._variants.bodies.get(canonical, eqn.params["jaxpr"])
+        shared = self._within_kept._body(canonical, body)
+        name = self._names.setdefault(canonical, eqn.params["name"])
+        block.append(_shared_call(eqn, shared, name, f"{name}_{canonical[:12]}",
+                                  self._variants.covers.get(digest)))
+        block.changed = True
+
+    def _plain_call(self, eqn: Any, digest: str, block: _Block) -> None:
+        shared = self._body(digest, eqn.params["jaxpr"])
+        name = self._names.setdefault(digest, eqn.params["name"])
+        if shared is eqn.params["jaxpr"]:
             block.append(eqn)
             return
-        block.append(_jax.new_equation(
-            eqn, shared_call_p, eqn.invars, eqn.outvars,
-            shared_call_params(eqn.params, shared, unit, cover)))
+        block.append(_shared_call(eqn, shared, name, "", None))
         block.changed = True
 
     def _body(self, digest: str, body: _jax.AnyJaxpr) -> _jax.AnyJaxpr:
@@ -124,6 +140,14 @@ class _Restructurer:
         if digest not in self._bodies:
             self._bodies[digest] = self.jaxpr(body)
         return self._bodies[digest]
+
+
+def _shared_call(
+    eqn: Any, shared: _jax.AnyJaxpr, name: str, unit: str, cover: Cover | None
+) -> Any:
+    """The call, under the name of the first call of its body: JAX lowers a body by its name."""
+    params = shared_call_params({**eqn.params, "name": name}, shared, unit, cover)
+    return _jax.new_equation(eqn, shared_call_p, eqn.invars, eqn.outvars, params)
 
 
 class _Block:

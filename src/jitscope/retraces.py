@@ -8,8 +8,8 @@ import types
 from collections.abc import Hashable, Mapping, Sequence
 
 from .cores import registry
-from .reuse_report import Retrace, SubroutineReport
 from .counters import SubroutineStats
+from .reuse_report import Retrace, SubroutineReport
 
 _MAX_RETRACES = 32
 """Different reasons kept for one subroutine."""

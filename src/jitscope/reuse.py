@@ -14,6 +14,8 @@ from .policy import Plan, Structure
 from .retraces import static_values
 from .reuse_report import BodyReport, NearMiss, ProgramReport, ReuseReport, Seconds
 
+_COMPILED_ONCE = (Structure.SHARED, Structure.STAGED)
+
 
 @dataclasses.dataclass(frozen=True)
 class Reuse:
@@ -41,13 +43,13 @@ class Reuse:
     @property
     def _shared(self) -> list[Body]:
         return [body for body in self.census.bodies
-                if self.plan[body.fingerprint.digest].structure is Structure.SHARED]
+                if self.plan[body.fingerprint.digest].structure in _COMPILED_ONCE]
 
     def report(self, *, details: bool = True, statics: Statics | None = None) -> ReuseReport:
         """The record as it is now, as plain data.
 
         Args:
-          details: with the jaxpr of each body, near misses and the equations by source line.
+          details: with call sites, the jaxpr of each body and the equations by source line.
           statics: static values of subroutines by definition, which near misses are named after;
             by default those of this process.
         """
@@ -68,7 +70,7 @@ def program_report(reuse: Reuse, details: bool, statics: Statics | None = None) 
     """One program as plain data; see `Reuse.report`."""
     census, evidence = reuse.census, reuse.evidence
     n_repeated = sum((body.n_uses - 1) * body.n_equations for body in reuse._shared)
-    missed = _near_misses(reuse, statics) if details else {}
+    missed = _near_misses(reuse, statics)
     return ProgramReport(
         name=census.program,
         platform=jax.default_backend(),

@@ -61,6 +61,7 @@ class NearMiss:
       source: line of the other body's first call.
       differences: what differs, one text each.
       change: what would merge the two.
+      kinds: what sort of differences these are: ``"shape"``, ``"value"`` and so on.
     """
 
     other: str
@@ -68,6 +69,12 @@ class NearMiss:
     source: str
     differences: tuple[str, ...]
     change: str
+    kinds: tuple[str, ...] = ()
+
+    @property
+    def is_shape_only(self) -> bool:
+        """Whether they differ in shapes alone, which is rarely an oversight."""
+        return self.kinds == ("shape",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +91,7 @@ class BodyReport:
       n_heavy: matrix products, convolutions, loops and library calls among them.
       operand_bytes: size of the operands of one call.
       result_bytes: size of the results of one call.
-      structure: ``INLINE``, ``NESTED`` or ``SHARED``.
+      structure: ``INLINE``, ``NESTED``, ``SHARED`` or ``STAGED``.
       reason: why it has this structure.
       outlined: it was found in the program, not marked by a decorator.
       is_backward: all its calls are in the backward pass of a gradient.
@@ -117,7 +124,7 @@ class BodyReport:
     @property
     def is_shared(self) -> bool:
         """Whether its calls stay calls, where the platform allows it."""
-        return self.structure == "SHARED"
+        return self.structure in ("SHARED", "STAGED")
 
     @property
     def is_retraced(self) -> bool:
@@ -152,7 +159,8 @@ class Compiled:
     Attributes:
       seconds: of trace, lowering and compilation.
       n_functions: functions in the lowered program, the main one included.
-      n_instructions: instructions in the optimised program.
+      n_instructions: instructions in the optimised program; a body that was compiled once has
+        its copy at every call there, put in place after compilation.
       n_computations: computations that hold them.
       n_kept_calls: calls of shared bodies that are still calls.
       n_kept_bodies: distinct bodies that they call.
@@ -224,6 +232,11 @@ class ProgramReport:
     def n_shared_calls(self) -> int:
         """Calls that stay calls, where the platform allows it."""
         return sum(body.n_uses for body in self.shared)
+
+    @property
+    def keeps_calls(self) -> bool:
+        """Whether shared bodies are compiled once, by what is known when tracing."""
+        return self.platform == "cpu" or any(body.structure == "STAGED" for body in self.bodies)
 
     @property
     def n_saved(self) -> int:

@@ -21,7 +21,7 @@ from typing import Any
 
 import jax
 
-from . import records
+from . import _jax, records
 from .outermost import OutermostJit, _active
 from .phases import Phases, claim_phases
 from .policy import PolicyLike
@@ -126,6 +126,8 @@ class InstalledPjitFunction(OutermostJit):
         installation = InstalledPjitFunction.current
         if installation is None or _active.depth or is_disabled():
             return self._plain
+        if not (installation.observe or _jax.at_top_level()):
+            return self._plain  # as `OutermostJit._chosen`; looking harms no rule of others
         if installation is not self._installation:
             self._core = installation.core(self._plain, self._options)
             # Equal functions share a core, which holds neither of them.

@@ -19,13 +19,14 @@ import jax
 from . import _jax
 from .captures import ByIdentity, Keys, captures_of, code_of
 from .cores import CAPTURED_TRACER, CannotShare, Core, Frame, registry
+from .counters import Counters, SubroutineStats
 from .functions import check_traceable, name_of, source_of
 from .names import SubroutineName
 from .policy import Structure
 from .settings import is_disabled
 from .signature import Binder
 from .static import array_types, is_leaf, unwrapped
-from .counters import SubroutineStats
+from .trail import current_trail
 
 _at_top_level = _jax.trace_state_clean
 _FIXED = (int, float, bool, complex, str, bytes, type(None))  # compared by `is` on dispatch
@@ -135,6 +136,10 @@ class SharedSubroutine:
             signature, leaves = core.signature(args, kwargs)
             frame = Frame(core, self._fun, signature)
             out = core.call_under_trace(args, kwargs, leaves, frame, keys.tracers)
+            trail = current_trail()
+            if trail is not None:
+                trail.note(self._name, signature, core.jitted.trace(*args, **kwargs))
+                return out if core.simple else unwrapped(out)
             self._counters.called(signature, traced=frame.traced)
         if core.poisoned:
             self._last = self._direct = None
@@ -168,6 +173,8 @@ class SharedSubroutine:
     def _core(self, keys: Keys) -> Core:
         """The core for what the function captures now."""
         captures = self._captures(keys)
+        if current_trail() is not None:  # each call is to be traced, and none to be counted
+            return Core(self._name, self._fun, self._binder, captures, Counters(self.__name__))
         key = self._key(captures)
         make = functools.partial(Core, self._name, self._fun, self._binder, captures,
                                  self._counters)
@@ -228,7 +235,9 @@ class SharedSubroutine:
 
     def clear_cache(self) -> None:
         """Forgets all traces and compiled code of functions with this code."""
-        for core in [*registry.forget(self._code), *self._traced_cores.values()]:
+        # The last one may be known to this wrapper alone, once it was forgotten before.
+        last = [self._last[1]] if self._last else []
+        for core in [*registry.forget(self._code), *self._traced_cores.values(), *last]:
             core.clear()
         self._traced_cores.clear()
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from .phases import Phases
-from .policy import Structure
 from .records import Register
 from .reuse import Reuse
+from .reuse_report import ProgramReport
 
 _SHOWN = 20
 """Programs shown one by one."""
@@ -20,7 +20,7 @@ def summary(register: Register, *, observed: bool) -> str:
     """
     programs = sorted(register.programs, key=lambda reuse: -_total_s(reuse.phases))
     parts = ["\n".join(_totals(register, observed))]
-    parts += [_program(reuse) for reuse in programs[:_SHOWN]]
+    parts += [str(reuse) for reuse in programs[:_SHOWN]]
     rest = programs[_SHOWN:]
     if rest:
         parts.append(
@@ -72,33 +72,19 @@ def _estimate(programs: list[Reuse], n_equations: int) -> list[str]:
     ]
 
 
-def _program(reuse: Reuse) -> str:
-    text = str(reuse)
-    if any(body.n_uses > 1 for body in reuse.census.bodies):
-        return text
-    return text.split("\n\n")[0] + "\nnothing repeats"
-
-
 def _shared(reuse: Reuse) -> tuple[int, int]:
     """Calls of shared bodies, and the bodies."""
-    uses = [
-        body.n_uses
-        for body in reuse.census.bodies
-        if reuse.plan[body.fingerprint.digest].structure is Structure.SHARED
-    ]
-    return sum(uses), len(uses)
+    program = _plain(reuse)
+    return program.n_shared_calls, len(program.shared)
 
 
 def _n_repeated(reuse: Reuse) -> int:
-    """Equations that a shared body spares the compiler, at least.
+    """Equations that shared bodies spare the compiler."""
+    return _plain(reuse).n_saved
 
-    Uses are counted within distinct bodies, so what a repeated body repeats counts once.
-    """
-    return sum(
-        (body.n_uses - 1) * body.n_equations
-        for body in reuse.census.bodies
-        if reuse.plan[body.fingerprint.digest].structure is Structure.SHARED
-    )
+
+def _plain(reuse: Reuse) -> ProgramReport:
+    return reuse.report(details=False).programs[0]
 
 
 def _total_s(phases: Phases) -> float:

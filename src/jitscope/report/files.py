@@ -63,20 +63,21 @@ def load(path: str | os.PathLike[str]) -> ReuseReport:
         raise json.ReportFormatError(f"cannot read {os.fspath(path)!r}: {error}") from None
 
 
-def replace_file(path: str | os.PathLike[str], content: str) -> None:
-    """Writes a file so that it holds the old text or the new one, whatever happens.
+def replace_file(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Writes a file so that it holds the old content or the new, whatever happens.
 
-    A device, pipe or socket is written to as it is.
+    A device, pipe or socket is written to as it is; a link stays a link.
     """
     path = os.path.realpath(path)
+    data = content.encode() if isinstance(content, str) else content
     if os.path.exists(path) and not os.path.isfile(path):
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(content)
+        with open(path, "wb") as file:
+            file.write(data)
         return
     unfinished = f"{path}.{os.getpid()}.unfinished"
     try:
-        with open(unfinished, "w", encoding="utf-8") as file:
-            file.write(content)
+        with open(unfinished, "wb") as file:
+            file.write(data)
         os.replace(unfinished, path)
     finally:
         with contextlib.suppress(FileNotFoundError):
@@ -84,4 +85,4 @@ def replace_file(path: str | os.PathLike[str], content: str) -> None:
 
 
 def _plain(report: ReuseReport) -> str:
-    return text.render(report, width=100) + "\n"
+    return text.render(report, width=100).encode(errors="replace").decode() + "\n"

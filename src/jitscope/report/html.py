@@ -44,4 +44,4 @@ def notebook(report: ReuseReport) -> str:
 
 @functools.cache
 def _part(name: str) -> str:
-    return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return importlib.resources.files("jitscope.report").joinpath(name).read_text(encoding="utf-8")

@@ -85,7 +85,8 @@ def _record(value: Any, kind: Any, path: str) -> Any:
     fields = {field.name: field for field in dataclasses.fields(kind)}
     unknown = sorted(value.keys() - fields.keys())
     if unknown:
-        raise ReportFormatError(f"{path} has unknown field(s) {', '.join(map(repr, unknown))}.")
+        raise ReportFormatError(f"{path} has unknown field(s) {', '.join(map(repr, unknown))}. "
+                                "Was it written by a later jitscope?")
     missing = [name for name, field in fields.items()
                if name not in value and field.default is dataclasses.MISSING]
     if missing:

@@ -37,15 +37,19 @@
     return share < 0.5 ? "<1 %" : share > 99.5 ? ">99 %" : Math.round(share) + " %";
   }
 
+  const isShared = (body) => body.structure === "SHARED" || body.structure === "STAGED";
+  const keepsCalls = (program) => program.platform === "cpu"
+    || program.bodies.some((body) => body.structure === "STAGED");
+
   // --- summary --------------------------------------------------------------------------------
 
   function summary(program) {
-    const shared = program.bodies.filter((body) => body.structure === "SHARED");
+    const shared = program.bodies.filter(isShared);
     const calls = shared.reduce((sum, body) => sum + body.n_uses, 0);
     const saved = program.n_equations - program.n_compiled;
     const lead = calls === 0 ? "Nothing repeats that would pay as a shared body."
-      : program.platform === "cpu"
-        ? `${number(calls)} calls became ${number(shared.length)} shared bodies: XLA compiles `
+      : keepsCalls(program)
+        ? `${number(calls)} calls became ${number(shared.length)} shared bodies. Predicted: XLA compiles `
           + `${number(program.n_compiled)} of ${number(program.n_equations)} equations.`
         : `${number(saved)} of ${number(program.n_equations)} equations are repeats; on `
           + `${program.platform} XLA compiles them all the same.`;
@@ -90,7 +94,7 @@
     const rows = [
       ["cold start", (c) => seconds(c.seconds.trace_s + c.seconds.lower_s + c.seconds.compile_s)],
       ["functions lowered", (c) => number(c.n_functions)],
-      ["instructions compiled", (c) => number(c.n_instructions)],
+      ["instructions in the result", (c) => number(c.n_instructions)],
       ["calls kept", (c) => number(c.n_kept_calls)], ["fused kernels", (c) => number(c.n_fusions)],
       ["array copies", (c) => number(c.n_copies)],
       ["temporary memory", (c) => size(c.temporary_bytes)]];
@@ -170,8 +174,8 @@
     fill();
     return [make("h2", {}, "Bodies"),
       make("p", {class: "soft"}, "A body is a computation that is called. SHARED: compiled once, "
-        + "and called. NESTED: traced once; XLA copies it to each call. INLINE: dissolved into "
-        + "its caller. Click a row for more."),
+        + "and called. STAGED: compiled on its own, and run by the host. NESTED: traced once; XLA "
+        + "copies it to each call. INLINE: dissolved into its caller. Click a row for more."),
       make("div", {class: "tools"}, filter, shown),
       make("div", {class: "scroll"}, make("table", {id: "bodies"},
         make("thead", {}, make("tr", {}, ...heads.values())), rows))];

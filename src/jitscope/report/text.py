@@ -52,7 +52,8 @@ def render(report: ReuseReport, *, width: int | None = None, colour: bool = Fals
 def show(report: ReuseReport, file: TextIO | None = None) -> None:
     """Prints a report, coloured where that is a terminal and ``NO_COLOR`` is not set."""
     file = file or sys.stdout
-    print(render(report, colour=file.isatty() and not os.environ.get("NO_COLOR")), file=file)
+    is_plain = bool(os.environ.get("NO_COLOR")) or not (file and file.isatty())
+    print(render(report, colour=not is_plain), file=file)
 
 
 # --- one program --------------------------------------------------------------------------
@@ -78,9 +79,9 @@ def _headline(program: ProgramReport) -> list[str]:
     if not shared:
         return [f"{name}: {count(n, 'equation')}; something repeats, but nothing that pays"]
     lines = [f"{name}: {count(n, 'equation')}; {units}"]
-    if program.n_saved and program.platform == "cpu":
-        lines.append(f"XLA compiles {program.n_compiled:,} of them; the other {program.n_saved:,} "
-                     f"({percent(program.n_saved, n)}) are repeats of these")
+    if program.n_saved and program.keeps_calls:
+        lines.append(f"predicted: XLA compiles {program.n_compiled:,} of them; the other "
+                     f"{program.n_saved:,} ({percent(program.n_saved, n)}) are repeats of these")
     elif program.n_saved:
         lines.append(f"{program.n_saved:,} ({percent(program.n_saved, n)}) are repeats; on "
                      f"{program.platform} XLA compiles them all the same")
@@ -100,9 +101,8 @@ def _compiled(program: ProgramReport, width: int) -> list[str]:
     if program.compiled is None:
         return []
     rows = [("", "with jitscope", "plain jax.jit" if program.plain else "")]
-    both = (program.compiled, program.plain)
     for label, value in _COMPILED_ROWS:
-        rows.append((label, *(value(one) if one else "" for one in both)))
+        rows.append((label, value(program.compiled), value(program.plain) if program.plain else ""))
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     lines = ["", *(_cut(f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}", width)
                    for a, b, c in rows)]
@@ -127,7 +127,7 @@ def _ratio(before: float, after: float) -> str:
     if not before or not after:
         return "the seconds of one of the two are not known"
     ratio = before / after
-    if 1 / _NOISE < ratio < _NOISE:
+    if 1 / _NOISE < ratio < _NOISE or abs(before - after) < _NOISE_S:
         return (f"cold start {before:.2f} s -> {after:.2f} s: no difference that one measurement "
                 f"of each can tell (they vary by up to {_NOISE}x)")
     return (f"cold start {before:.2f} s -> {after:.2f} s, {ratio:.1f}x: one measurement of each, "
@@ -136,10 +136,12 @@ def _ratio(before: float, after: float) -> str:
 
 _NOISE = 1.5
 """Factor between two compilations of one program on a busy machine; up to 2.5 was seen."""
+_NOISE_S = 0.5
+"""Seconds by which short compilations differ for no reason."""
 _COMPILED_ROWS = (
     ("cold start", lambda c: f"{c.seconds.cold_s:.2f} s"),
     ("functions lowered", lambda c: f"{c.n_functions:,}"),
-    ("instructions compiled", lambda c: f"{c.n_instructions:,}"),
+    ("instructions in the result", lambda c: f"{c.n_instructions:,}"),
     ("calls kept", lambda c: f"{c.n_kept_calls:,}"),
     ("fused kernels", lambda c: f"{c.n_fusions:,}"),
     ("array copies", lambda c: f"{c.n_copies:,}"),
@@ -156,7 +158,8 @@ def _table(program: ProgramReport, width: int, colour: bool) -> list[str]:
     shown, folded = large[:_MAX_ROWS], large[_MAX_ROWS:]
     folded += [body for body in bodies if _is_detail(body)]
     lines = []
-    for body, row in zip((None, *shown), _rows(program, shown, width), strict=True):
+    rows = _rows(program, shown, width) if shown else []
+    for body, row in zip((None, *shown), rows, strict=bool(rows)):
         lines.append(_coloured(row, body, program) if colour and body else row)
     if folded:
         n_calls = sum(body.n_uses for body in folded)
@@ -176,8 +179,6 @@ _MIN_WHY = 40
 
 def _rows(program: ProgramReport, bodies: Sequence[BodyReport], width: int) -> list[str]:
     """One text of a line or more for the heads and for each body."""
-    if not bodies:
-        return [""]
     rows = [_HEADS, *(_row(program, body) for body in bodies)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADS) - 1)]
     indent = sum(widths) + 2 * len(widths)
@@ -226,20 +227,30 @@ def _is_detail(body: BodyReport) -> bool:
 
 
 def _advice(program: ProgramReport, width: int) -> list[str]:
-    lines = []
-    for body in program.bodies:
-        name = printable(body.name)
-        if body.is_retraced:
-            lines.append(f"! {name} was traced {body.n_traces} times for {body.n_uses} calls, with "
-                         "one result: a new function object or static value each time? "
-                         "Decorate it with jitscope.shared_subroutine.")
-        lines += [f"! {name} ({place(body.source)}) is almost {printable(miss.name)} "
-                  f"({place(miss.source)}): {printable('; '.join(miss.differences))}. To share: "
-                  f"{miss.change}." for miss in body.near_misses if body.n_equations >= _DETAIL]
-    return ["", *(_wrapped(line, width) for line in lines[:_MAX_ADVICE])] if lines else []
+    """What the user may change, the most worthwhile first."""
+    bodies = sorted(program.bodies, key=lambda body: -body.n_uses * body.n_equations)
+    lines = [f"! {printable(body.name)} was traced {body.n_traces} times for {body.n_uses} calls, "
+             "with one result: a new function object or static value each time? Decorate it with "
+             "jitscope.shared_subroutine."
+             for body in bodies if body.is_retraced and body.n_equations >= _DETAIL]
+    misses = [(body, miss) for body in bodies for miss in body.near_misses
+              if body.n_equations >= _DETAIL]
+    forward = {body.name for body, _ in misses if not body.is_backward}
+    misses = [(body, miss) for body, miss in misses  # the gradient differs as the function does
+              if not (body.is_backward and body.name in forward)]
+    lines += [f"! {printable(body.name)} ({place(body.source)}) is almost {printable(miss.name)} "
+              f"({place(miss.source)}): {printable('; '.join(miss.differences))}. To share: "
+              f"{miss.change}." for body, miss in misses if not miss.is_shape_only]
+    if len(lines) > _MAX_ADVICE:
+        lines[_MAX_ADVICE:] = [f"! and {len(lines) - _MAX_ADVICE} more such; the HTML page has all"]
+    n_shapes = sum(miss.is_shape_only for _, miss in misses)
+    if n_shapes:
+        lines.append(f"{count(n_shapes, 'body differs', 'bodies differ')} from another of the same "
+                     "name in shapes only, and cannot share code with it")
+    return ["", *(_wrapped(line, width) for line in lines)] if lines else []
 
 
-_MAX_ADVICE = 6
+_MAX_ADVICE = 4
 
 
 # --- subroutines ----------------------------------------------------------------------------

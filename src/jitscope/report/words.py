@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 
@@ -9,6 +10,7 @@ _SOURCE = re.compile(r"^(?P<file>.*?):(?P<line>\d+)(?::\d+)?(?P<rest>( \(.*\))?)
 
 LEGEND = {
     "SHARED": "compiled once, and called",
+    "STAGED": "compiled on its own, and run by the host",
     "NESTED": "traced once; XLA copies it to each call",
     "INLINE": "dissolved into its caller",
 }
@@ -28,7 +30,7 @@ def percent(part: float, whole: float) -> str:
         return "100 %"
     share = 100 * part / whole
     if 0.5 <= share <= 99.5:
-        return f"{share:.0f} %"
+        return f"{math.floor(share + 0.5)} %"  # as the script of the page rounds
     return "<1 %" if share < 50 else ">99 %"
 
 

@@ -1,0 +1,42 @@
+"""An audit as text: AuditReport -> str."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from .words import count, place, printable
+
+if TYPE_CHECKING:
+    from ..auditing import AuditFinding, AuditReport
+
+_MAX_SITES = 8
+
+
+def render(report: AuditReport, *, width: int = 100) -> str:
+    """What was found, with the cure."""
+    name = printable(report.program)
+    if not report.n_calls:
+        return f"{name}: no shared subroutine was called"
+    if report.is_clean:
+        return (f"{name}: {count(report.n_calls, 'call')} of shared subroutines traced anew, and "
+                f"no dependence on hidden state found")
+    parts = [f"{name}: {count(len(report.findings), 'shared subroutine')} of "
+             f"{report.n_signatures} not the same at every call"]
+    return "\n".join([*parts, *(_finding(finding, width) for finding in report.findings)])
+
+
+def _finding(finding: AuditFinding, width: int) -> str:
+    sites = [place(site) for site in finding.sites]
+    if len(sites) > _MAX_SITES:
+        sites[_MAX_SITES:] = [f"{len(sites) - _MAX_SITES} lines more"]
+    lines = [
+        f"! {finding.name} ({place(finding.source)}): {finding.n_calls} calls of one signature are "
+        f"{finding.n_distinct} different computations; shared, all would be the first. Calls "
+        f"that differ from it: {', '.join(sites)}.",
+        f"  what differs: {'; '.join(finding.differences)}",
+        "  It reads something beside its arguments (a global, an attribute, a random generator). "
+        "Pass that as an argument, or do not share this function."]
+    return "\n".join(textwrap.fill(printable(line), width, subsequent_indent="    ",
+                                   break_long_words=False, break_on_hyphens=False)
+                     for line in lines)

@@ -1,0 +1,174 @@
+"""Checks for your own tests: that a program still shares what it shared.
+
+They trace and count, and measure no time, so they fail on every machine or on none. Where
+a refactoring makes a subroutine trace twelve times, or splits one body into five, the
+message says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .outermost import OutermostJit
+from .policy import Policy
+from .report import text
+from .retraces import subroutine_reports
+from .reuse_report import BodyReport, ProgramReport, ReuseReport, SubroutineReport
+
+__all__ = ["assert_max_bodies", "assert_max_traces", "assert_structure"]
+
+
+@contextmanager
+def assert_max_traces(n: int, *, of: Callable[..., Any] | str | None = None) -> Iterator[None]:
+    """Fails if shared subroutines are traced more than ``n`` times in a with-block.
+
+    Args:
+      n: most traces of each subroutine. A trace from before the block may be used in it.
+      of: a shared subroutine, or the name of some; all of them by default.
+
+    Raises:
+      AssertionError: with the subroutine, its counts, and why it was traced again.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jitscope
+      >>> from jitscope.testing import assert_max_traces
+      >>> @jitscope.shared_subroutine
+      ... def layer(x):
+      ...     return jnp.sin(x) / 2
+      >>> with assert_max_traces(1, of=layer):
+      ...     y = jax.jit(lambda x: layer(layer(x)))(1.0)
+    """
+    _checked(n)
+    name = of if of is None or isinstance(of, str) else of.__name__
+    before = subroutine_reports()
+    yield
+    found = [report for report in subroutine_reports(before).values()
+             if (name is None or report.name == name) and report.n_traces > n]
+    if found:
+        raise AssertionError("\n".join(_too_many_traces(report, n) for report in found))
+
+
+def assert_max_bodies(
+    n: int, fun: Callable[..., Any], /, *args: Any, jitscope_name: str | None = None, **kwargs: Any
+) -> None:
+    """Fails if a program has more than ``n`` distinct bodies of 12 equations or more.
+
+    Args:
+      n: most bodies.
+      fun: any callable; one of `outermost_jit` keeps its policy and options.
+      *args: its arguments: arrays, or ``jax.ShapeDtypeStruct`` in their place.
+      jitscope_name: count only bodies of this name, of any size.
+      **kwargs: keyword arguments of ``fun``.
+
+    Raises:
+      AssertionError: with the bodies, and how they differ.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jitscope
+      >>> from jitscope.testing import assert_max_bodies
+      >>> @jitscope.shared_subroutine
+      ... def layer(x):
+      ...     return jnp.sin(x) / 2
+      >>> assert_max_bodies(1, lambda x: layer(layer(x)), 1.0, jitscope_name="layer")
+    """
+    _checked(n)
+    program = _program(fun, args, kwargs)
+    bodies = [body for body in program.bodies if _counts(body, jitscope_name)]
+    if len(bodies) > n:
+        shown = text.render(ReuseReport((program,)), width=100)
+        what = f"named {jitscope_name!r}" if jitscope_name else "of 12 equations or more"
+        raise AssertionError(
+            f"{program.name} has {len(bodies)} distinct bodies {what}, expected at most {n}:\n"
+            f"{_bodies(bodies)}\n\n{shown}")
+
+
+def assert_structure(
+    expected: dict[str, str], fun: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> None:
+    """Fails if bodies have another structure than expected.
+
+    Args:
+      expected: name of a body to ``"INLINE"``, ``"NESTED"`` or ``"SHARED"``. A name that
+        several bodies bear, as under a gradient, stands for all of them.
+      fun: any callable; one of `outermost_jit` keeps its policy and options.
+      *args: its arguments: arrays, or ``jax.ShapeDtypeStruct`` in their place.
+      **kwargs: its keyword arguments, likewise.
+
+    Raises:
+      AssertionError: with the structure that was chosen, and why.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jitscope
+      >>> from jitscope.testing import assert_structure
+      >>> @jitscope.shared_subroutine
+      ... def head(x):
+      ...     return jnp.sin(x) / 2
+      >>> assert_structure({"head": "INLINE"}, lambda x: head(x), 1.0)
+    """
+    allowed = ("INLINE", "NESTED", "SHARED")
+    for name, structure in expected.items():
+        if structure not in allowed:
+            raise ValueError(f"assert_structure() got {name!r}: {structure!r}; allowed are "
+                             f"{', '.join(map(repr, allowed))}.")
+    program = _program(fun, args, kwargs)
+    problems = []
+    for name, structure in expected.items():
+        bodies = [body for body in program.bodies if body.name == name]
+        if not bodies:
+            names = ", ".join(sorted({body.name for body in program.bodies})) or "none"
+            problems.append(f"{program.name} has no body named {name!r}; its bodies are: {names}")
+        problems += [f"{name!r} is {body.structure}, expected {structure}: {body.reason}"
+                     for body in bodies if body.structure != structure]
+    if problems:
+        raise AssertionError("\n".join(problems))
+
+
+def _program(fun: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> ProgramReport:
+    """The structured program of a function, traced anew and not compiled."""
+    inner = getattr(fun, "__func__", fun)
+    if isinstance(inner, OutermostJit):
+        if inner is not fun:
+            args = (fun.__self__, *args)
+        policy, options, outline = inner._policy, inner._options, inner._outline
+        called = inner._fun
+    else:
+        policy, options, outline, called = Policy(), {}, True, fun
+
+    def fresh(*args: Any, **kwargs: Any) -> Any:
+        return called(*args, **kwargs)
+
+    fresh.__name__ = fresh.__qualname__ = getattr(called, "__name__", type(called).__name__)
+    if options:
+        fresh.__wrapped__ = called  # whose signature the options refer to
+    traced = OutermostJit(fresh, policy, options, outline=outline)
+    traced.trace(*args, **kwargs)
+    return traced.reuse().report().programs[0]
+
+
+def _counts(body: BodyReport, name: str | None) -> bool:
+    return body.name == name if name else body.n_equations >= 12
+
+
+def _bodies(bodies: list[BodyReport]) -> str:
+    lines = []
+    for body in bodies:
+        lines.append(f"  {body.name} {body.digest[:12]}: {body.n_uses} uses, {body.n_equations} "
+                     f"equations, first called at {body.source}")
+        lines += [f"    differs from {miss.other[:12]}: {'; '.join(miss.differences)}. To merge: "
+                  f"{miss.change}." for miss in body.near_misses]
+    return "\n".join(lines)
+
+
+def _too_many_traces(report: SubroutineReport, n: int) -> str:
+    reasons = [f"  traced again: {retrace.reason} ({retrace.n_traces} times)"
+               for retrace in report.retraces]
+    return "\n".join([
+        f"{report.name} ({report.source}) was traced {report.n_traces} times in {report.n_calls} "
+        f"calls, expected at most {n}:", *reasons])
+
+
+def _checked(n: int) -> None:
+    if not isinstance(n, int) or isinstance(n, bool) or n < 0:
+        raise ValueError(f"the most that is allowed must be a whole number from 0, got {n!r}.")

@@ -1,0 +1,63 @@
+"""A trail of the calls of shared subroutines, each traced anew: calls -> what they traced to.
+
+While a trail is being kept in a thread, no subroutine uses an earlier trace. Calls of one
+signature that trace to different bodies depend on something beside their arguments.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from . import _jax
+from .fingerprint import fingerprint
+from .names import SubroutineName
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedCall:
+    """One call.
+
+    Attributes:
+      source: line of the call.
+      digest: of the fingerprint of what it traced to.
+      jaxpr: what it traced to.
+    """
+
+    source: str
+    digest: str
+    jaxpr: _jax.AnyJaxpr
+
+
+class Trail:
+    """Calls of shared subroutines in order, by subroutine and signature."""
+
+    def __init__(self) -> None:
+        self.calls: dict[tuple[SubroutineName, Hashable], list[TracedCall]] = {}
+
+    def note(self, name: SubroutineName, signature: Hashable, traced: Any) -> None:
+        """Adds a call made at the user's current line."""
+        jaxpr = traced.jaxpr
+        self.calls.setdefault((name, (name.source, signature)), []).append(
+            TracedCall(_jax.current_source_line(), fingerprint(jaxpr).digest, jaxpr))
+
+
+_current: contextvars.ContextVar[Trail | None] = contextvars.ContextVar(
+    "jitscope_trail", default=None)
+
+current_trail = _current.get
+"""The trail of this thread, or None."""
+
+
+@contextmanager
+def keeping_trail() -> Iterator[Trail]:
+    """Keeps a trail while a with-block runs."""
+    trail = Trail()
+    token = _current.set(trail)
+    try:
+        yield trail
+    finally:
+        _current.reset(token)

@@ -1,0 +1,83 @@
+"""The programs that no one here wrote, at a size for tests, with what repeats in each.
+
+The programs themselves are those of `benchmarks.programs.frameworks`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import jax
+import pytest
+
+from benchmarks.programs import PROGRAMS
+from benchmarks.programs.program import Case
+
+
+@dataclasses.dataclass(frozen=True)
+class FrameworkProgram:
+    """A program of another library.
+
+    Attributes:
+        name: In `benchmarks.programs.PROGRAMS`.
+        repeats: Name of what repeats to the fewest uses of its most used body.
+        kept: Those of them whose calls the default policy keeps, at this size.
+        tolerance_factor: Multiplies the tolerance of the element type.
+    """
+
+    name: str
+    repeats: Mapping[str, int]
+    kept: frozenset[str] = frozenset()
+    tolerance_factor: float = 1.0
+
+    @cached_property
+    def case(self) -> Case:
+        """The function with its arguments; skips the test where a package is missing."""
+        program = PROGRAMS[self.name]
+        for package in program.packages:
+            pytest.importorskip(package)
+        return program.make(lambda fun: fun, **program.tiny)
+
+    @cached_property
+    def expected(self) -> Any:
+        """What plain `jax.jit` gives."""
+        return jax.jit(self.case.fun)(*self.case.args)
+
+
+# AdamW's functions over like-shaped leaves; the names are Optax's.
+_ADAMW = {"tree_update_moment": 6, "orderth_norm": 6, "update_fn": 6}
+
+FRAMEWORK_PROGRAMS = {
+    program.name: program
+    for program in (
+        FrameworkProgram(
+            "flax_linen",
+            {"Block": 6, "Block_transposed": 6} | _ADAMW,
+            kept=frozenset({"Block", "Block_transposed", *_ADAMW}),
+        ),
+        FrameworkProgram(
+            "flax_nnx",
+            {"Block": 6, "Block_transposed": 6} | _ADAMW,
+            kept=frozenset({"Block", "Block_transposed", *_ADAMW}),
+        ),
+        FrameworkProgram("equinox_mlp", {"MLP": 8, "MLP_transposed": 8}),
+        # The first attention's queries come from the argument: five layers repeat whole.
+        FrameworkProgram(
+            "equinox_transformer",
+            {"LayerNorm": 5, "Block_transposed": 6},
+            kept=frozenset({"LayerNorm", "Block_transposed"}),
+        ),
+        FrameworkProgram("diffrax_unrolled", {"step": 5, "filter_custom_vjp_transposed": 6}),
+        # Blocks of equal shape come in groups of 3, 4, 6 and 3, the first of each its own.
+        FrameworkProgram("haiku_resnet50", {"BlockV1": 5, "BlockV1_transposed": 5}),
+        FrameworkProgram("mjx_step", {"rotate": 4, "quat_to_mat": 4, "normalize_with_norm": 4}),
+        FrameworkProgram(
+            "numpyro_potential",
+            {"model": 12, "compute_log_probs": 12, "compute_log_probs_transposed": 12},
+            kept=frozenset({"compute_log_probs", "compute_log_probs_transposed"}),
+        ),
+    )
+}

@@ -1,0 +1,194 @@
+"""The default policy: thresholds, reasons, and what it never reads."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from jitscope.census import Body, Census
+from jitscope.fingerprint import Fingerprint
+from jitscope.policy import Decision, Plan, Policy, Structure
+
+
+def body(**fields):
+    usual = dict(
+        fingerprint=Fingerprint("a" * 32), name="block", source="f.py:1 (net)", n_uses=12,
+        n_executions=12, n_paths=12, n_equations=200, n_heavy=6, operand_bytes=0, result_bytes=0,
+        n_chained=11,
+    )  # fmt: skip
+    return Body(**{**usual, **fields})
+
+
+def census(*bodies):
+    numbered = [
+        dataclasses.replace(b, fingerprint=Fingerprint(f"{i:032x}")) for i, b in enumerate(bodies)
+    ]
+    calls = tuple((b.fingerprint.digest, b.n_uses) for b in numbered)
+    return Census("net", 10_000, tuple(numbered), calls)
+
+
+def decide(*bodies, policy=Policy()):  # noqa: B008 - frozen
+    found = census(*bodies)
+    plan = policy(found)
+    return [plan[b.fingerprint.digest] for b in found.bodies]
+
+
+def structure(*bodies, **options):
+    return [d.structure for d in decide(*bodies, **options)]
+
+
+def test_body_called_once_is_inlined():
+    assert structure(body(n_uses=1, n_executions=100)) == [Structure.INLINE]
+
+
+def test_large_body_with_many_uses_is_shared():
+    (decision,) = decide(body())
+    assert decision.structure is Structure.SHARED
+    assert "12 uses" in decision.reason
+    assert "2200 of 2400 equations" in decision.reason
+
+
+def test_every_body_is_decided():
+    found = census(body(), body(n_uses=1), body(n_equations=2))
+    assert set(Policy()(found)) == {b.fingerprint.digest for b in found.bodies}
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"n_uses": 3}, "3 uses"),
+        ({"n_equations": 11}, "11 equations"),
+        ({"obstacle": "it has side effects"}, "it has side effects"),
+        ({"obstacle": "it has side effects", "n_uses": 1}, "it has side effects"),
+        ({"obstacle": "it has side effects", "forced": "shared"}, "it has side effects"),
+        ({"n_uses": 4, "n_equations": 50}, "150 equations, they pay from 1100"),
+        ({"n_heavy": 0, "n_equations": 16}, "176 equations, they pay from 180"),
+        ({"n_heavy": 0, "n_chained": 5}, "do not feed each other"),
+    ],
+)
+def test_body_stays_nested_when(fields, reason):
+    (decision,) = decide(body(**fields))
+    assert decision.structure is Structure.NESTED
+    assert reason in decision.reason
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n_uses": 4, "n_equations": 367},
+        {"n_equations": 100},
+        {"n_heavy": 0, "n_equations": 17},
+        {"n_heavy": 0, "n_chained": 6},
+        {"n_chained": 0},
+        {"n_uses": 100, "n_equations": 12, "n_paths": 100},
+    ],
+)
+def test_body_is_shared_from_the_threshold_on(fields):
+    assert structure(body(**fields)) == [Structure.SHARED]
+
+
+def test_savings_of_heavy_bodies_add_up():
+    half = body(n_uses=5, n_equations=150)
+    assert structure(half) == [Structure.NESTED]
+    assert structure(half, half) == [Structure.SHARED] * 2
+
+
+def test_savings_of_light_bodies_do_not_add_up():
+    light = body(n_uses=5, n_equations=30, n_heavy=0)
+    assert structure(light, light, light) == [Structure.NESTED] * 3
+
+
+def test_unfit_bodies_add_nothing():
+    half, unfit = body(n_uses=5, n_equations=150), body(obstacle="it has side effects")
+    assert structure(half, unfit) == [Structure.NESTED] * 2
+
+
+@pytest.mark.parametrize("wanted", Structure)
+def test_structure_asked_for_by_the_user_wins_over_thresholds(wanted):
+    (decision,) = decide(body(forced=wanted.value, n_uses=2, n_equations=1))
+    assert decision.structure is wanted
+    assert "decorator" in decision.reason
+
+
+def test_body_that_outlining_made_and_that_is_not_kept_is_put_back():
+    assert structure(body(outlined=True, n_uses=3)) == [Structure.INLINE]
+    assert structure(body(outlined=True)) == [Structure.SHARED]
+
+
+# --- bodies within bodies -------------------------------------------------------------------------
+
+
+def nested(outer, inner):
+    """A census of a body that calls another."""
+    outer_digest, inner_digest = "0" * 32, "1" * 32
+    outer = dataclasses.replace(
+        outer, fingerprint=Fingerprint(outer_digest), calls=((inner_digest, inner.n_uses),)
+    )
+    inner = dataclasses.replace(inner, fingerprint=Fingerprint(inner_digest))
+    found = Census("net", 10_000, (outer, inner), ((outer_digest, outer.n_uses),))
+    plan = Policy()(found)
+    return plan[outer_digest], plan[inner_digest]
+
+
+def test_what_is_called_only_within_kept_bodies_is_not_kept():
+    outer, inner = nested(body(n_equations=500), body(n_uses=4, n_equations=50, n_paths=48))
+    assert outer.structure is Structure.SHARED
+    assert inner.structure is Structure.NESTED
+    assert "within bodies whose calls are kept" in inner.reason
+
+
+def test_what_saves_more_than_the_body_around_it_is_kept_instead():
+    outer, inner = nested(
+        body(n_uses=4, n_equations=1000, n_paths=4), body(n_uses=19, n_equations=50, n_paths=76)
+    )
+    assert outer.structure is Structure.NESTED
+    assert "kept within it" in outer.reason
+    assert inner.structure is Structure.SHARED
+
+
+def test_names_places_and_times_do_not_matter():
+    one, other = body(name="a", source="x.py:1"), body(name="b", source="y.py:2")
+    assert decide(one) == decide(other)
+
+
+def test_thresholds_can_be_set():
+    small = body(n_uses=2, n_equations=3)
+    all_of_them = Policy(min_uses=2, min_equations=1, min_saved=1, min_saved_light=1)
+    assert structure(small, policy=all_of_them) == [Structure.SHARED]
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Policy)])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, None, "4"])
+def test_threshold_that_is_no_positive_whole_number_is_refused(field, value):
+    with pytest.raises(ValueError, match=rf"Policy\({field}=\.\.\.\).*{value!r}"):
+        Policy(**{field: value})
+
+
+def test_policy_is_a_value():
+    assert Policy(min_uses=5) == Policy(min_uses=5)
+    assert hash(Policy()) == hash(Policy())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Policy().min_uses = 3
+
+
+# --- plans --------------------------------------------------------------------------------------
+
+SHARED = Decision(Structure.SHARED, "twelve uses")
+
+
+def test_body_that_a_plan_does_not_name_stays_nested():
+    decision = Plan({})["0" * 32]
+    assert decision.structure is Structure.NESTED
+    assert "does not name it" in decision.reason
+
+
+def test_plan_is_a_sized_iterable_of_digests():
+    plan = Plan({"a" * 32: SHARED})
+    assert list(plan) == ["a" * 32]
+    assert len(plan) == 1
+    assert plan["a" * 32] is SHARED
+
+
+def test_plan_prints_structures_with_reasons():
+    assert str(Plan({"a" * 32: SHARED})) == f"{'a' * 12}  SHARED: twelve uses"

@@ -1,0 +1,138 @@
+"""`stats()` and `recording()`: programs and subroutines, process-wide and for a block."""
+
+import gc
+import threading
+
+import jax
+import jax.numpy as jnp
+import pytest
+from report_samples import layers
+
+import jitscope
+
+
+def programs(report):
+    return [program.name for program in report.programs]
+
+
+def structured(name):
+    def fun(x):
+        return jnp.sin(x) + 1
+
+    fun.__name__ = name
+    return jitscope.outermost_jit(fun)
+
+
+def test_block_records_its_programs_and_no_others():
+    structured("before")(1.0)
+    with jitscope.recording() as record:
+        structured("inside")(1.0)
+        assert programs(record.report()) == ["inside"]
+    structured("after")(1.0)
+    assert programs(record.report()) == ["inside"]
+
+
+def test_blocks_nest_and_each_sees_everything():
+    with jitscope.recording() as outer:
+        structured("first")(1.0)
+        with jitscope.recording() as inner:
+            structured("second")(1.0)
+        structured("third")(1.0)
+    assert programs(outer.report()) == ["first", "second", "third"]
+    assert programs(inner.report()) == ["second"]
+
+
+def test_block_that_raises_is_closed():
+    with pytest.raises(KeyError), jitscope.recording() as record:
+        raise KeyError
+    structured("later")(1.0)
+    assert programs(record.report()) == []
+
+
+def test_seconds_come_in_as_they_pass():
+    with jitscope.recording() as record:
+        fun = structured("timed")
+        fun.lower(1.0)
+    (seconds,) = (program.seconds for program in record.report().programs)
+    assert seconds.trace_s > 0 and seconds.lower_s > 0 and seconds.compile_s == 0
+    fun(1.0)
+    assert record.report().programs[0].seconds.compile_s > 0
+
+
+def test_all_threads_are_recorded():
+    with jitscope.recording() as record:
+        threads = [threading.Thread(target=lambda i=i: structured(f"thread{i}")(1.0))
+                   for i in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(programs(record.report())) == [f"thread{i}" for i in range(6)]
+
+
+def test_subroutines_are_counted_from_the_start_of_the_block():
+    @jitscope.shared_subroutine
+    def layer(x):
+        return jnp.sin(x) + 2
+
+    jax.jit(lambda x: layer(layer(x)))(1.0)
+    with jitscope.recording() as record:
+        jax.jit(lambda x: layer(layer(layer(x))))(jnp.ones(2))
+    mine = [s for s in record.report().subroutines if s.name == "layer"]
+    assert [(s.n_calls, s.n_traces, s.n_reused) for s in mine] == [(3, 1, 2)]
+    assert mine[0].retraces[0].reason.startswith("shape of argument x")
+    total = [s for s in jitscope.stats().subroutines if s.source == mine[0].source]
+    assert [(s.n_calls, s.n_traces) for s in total] == [(5, 2)]
+
+
+def test_failures_are_recorded():
+    def broken(census):
+        raise ValueError("no plan")
+
+    with jitscope.recording() as record:
+        fun = jitscope.outermost_jit(lambda x: x + 1, policy=broken)
+        with pytest.raises(ValueError) if _strict() else pytest.warns(RuntimeWarning):
+            fun(1.0)
+    assert _strict() or record.report().failures == ("<lambda>: ValueError: no plan",)
+
+
+def _strict():
+    from jitscope.settings import strict
+
+    return strict()
+
+
+def test_stats_know_the_latest_program_of_functions_that_are_alive():
+    model, args = layers(3)
+    model.trace(*args)
+    model.trace(*layers(4)[1])
+    mine = [p for p in jitscope.stats().programs if p.name == "model"]
+    assert mine[-1].n_equations == 12
+    n_before = len(jitscope.stats().programs)
+    del model
+    jax.clear_caches()
+    gc.collect()
+    assert len(jitscope.stats().programs) < n_before
+
+
+def test_recording_can_be_printed_and_shown():
+    with jitscope.recording() as record:
+        structured("shown")(1.0)
+    assert "shown: 2 equations" in str(record)
+    assert record._repr_html_().startswith("<iframe")
+
+
+@pytest.mark.parametrize("use, problem", [
+    (lambda layer: None, "decorated but never called"),
+    (lambda layer: layer(1.0), "called, but never under a trace"),
+    (lambda layer: jax.jit(layer)(1.0), "called once, so there is nothing to share"),
+    (lambda layer: jax.jit(lambda x: layer(x[:1]) + layer(x))(jnp.ones(2)), "never reused"),
+    (lambda layer: jax.jit(lambda x: layer(layer(x)))(1.0), None),
+], ids=["never called", "never traced", "once", "never reused", "reused"])
+def test_subroutine_that_is_of_no_use_is_told(use, problem):  # REPORTS 97
+    # Code of its own for each case: functions with one code are counted together.
+    layer = jitscope.shared_subroutine(eval(f"lambda x: x + {abs(hash(problem)) % 9999}"),
+                                       name=f"for {problem}")
+    use(layer)
+    (mine,) = [s for s in jitscope.stats().subroutines if s.name == f"for {problem}"]
+    assert [p.startswith(problem) for p in mine.problems] == ([True] if problem else [])

@@ -1,0 +1,124 @@
+"""Checks for users' own tests: they pass where sharing holds and say why where it does not."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jitscope
+from jitscope.testing import assert_max_bodies, assert_max_traces, assert_structure
+
+X = jnp.ones((2, 4))
+
+
+def chain(x, n=14):
+    for _ in range(n):
+        x = jnp.sin(x)
+    return x
+
+
+def subroutine(number, **options):
+    """A shared subroutine with code of its own."""
+    return jitscope.shared_subroutine(
+        eval(f"lambda x, gain=1.0: chain(x) * gain + {number}", {"chain": chain}),
+        name=f"layer{number}", **options)
+
+
+def test_one_trace_for_many_calls_passes():
+    layer = subroutine(1)
+    with assert_max_traces(1, of=layer):
+        jax.jit(lambda x: layer(layer(layer(x))))(X)
+    with assert_max_traces(0):
+        jax.jit(lambda x: layer(x))(X)
+
+
+def test_another_trace_fails_with_its_reason():
+    layer = subroutine(2)
+    with pytest.raises(AssertionError, match=r"layer2 \(.*\) was traced 2 times in 3 calls, "
+                       r"expected at most 1:\n  traced again: shape of argument x"):
+        with assert_max_traces(1):
+            jax.jit(lambda x: layer(layer(x))[:1] + layer(x[:1]))(X)
+
+
+def test_other_subroutines_may_be_traced():
+    layer, other = subroutine(3), subroutine(4)
+    with assert_max_traces(1, of="layer3"):
+        jax.jit(lambda x: layer(x) + other(x)[:1] + other(x[:1]))(X)
+
+
+def test_error_in_the_block_is_not_hidden():
+    with pytest.raises(KeyError), assert_max_traces(0):
+        raise KeyError
+
+
+def test_one_body_for_equal_layers_passes():
+    layer = subroutine(5)
+    assert_max_bodies(1, lambda x: layer(layer(layer(x))), X)
+    assert_max_bodies(1, lambda x: layer(layer(x)), X, jitscope_name="layer5")
+    assert_max_bodies(0, lambda x: x + 1, X)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jitscope.outermost_jit, jax.jit],
+                         ids=["plain", "outermost_jit", "jit"])
+def test_one_body_too_many_fails_with_what_differs(wrap):
+    layer = subroutine(6, static_argnames="gain")
+
+    @wrap
+    def net(x):
+        return layer(layer(x, gain=2.0), gain=3.0)
+
+    with pytest.raises(AssertionError) as failed:
+        assert_max_bodies(1, net, X, jitscope_name="layer6")
+    message = str(failed.value)
+    assert "net has 2 distinct bodies named 'layer6', expected at most 1" in message
+    assert "gain: 3.0 against 2.0" in message and "To merge: pass the value" in message
+
+
+def test_structure_that_was_expected_passes():
+    layer, head = subroutine(7, structure="shared"), subroutine(8)
+    net = jitscope.outermost_jit(lambda x: head(layer(layer(x))))
+    assert_structure({"layer7": "SHARED", "layer8": "INLINE"}, net, X)
+
+
+def test_other_structure_fails_with_the_reason():
+    layer = subroutine(9)
+    with pytest.raises(AssertionError, match="'layer9' is .*, expected SHARED: 2 uses"):
+        assert_structure({"layer9": "SHARED"}, lambda x: layer(layer(x)), X)
+
+
+def test_name_that_no_body_bears_fails_with_those_there_are():
+    layer = subroutine(10)
+    with pytest.raises(AssertionError, match="has no body named 'block'; its bodies are: layer10"):
+        assert_structure({"block": "SHARED"}, lambda x: layer(x), X)
+
+
+def test_word_that_is_no_structure_is_refused():
+    with pytest.raises(ValueError, match="allowed are 'INLINE', 'NESTED', 'SHARED'"):
+        assert_structure({"layer": "shared"}, lambda x: x, X)
+
+
+@pytest.mark.parametrize("n", [-1, 1.5, True, "1"])
+def test_number_that_is_none_is_refused(n):
+    with pytest.raises(ValueError, match="whole number from 0"):
+        assert_max_bodies(n, lambda x: x, X)
+
+
+def test_options_of_the_function_are_kept():
+    layer = subroutine(11)
+
+    @jitscope.outermost_jit(static_argnames="n")
+    def net(x, n):
+        for _ in range(n):
+            x = layer(x)
+        return x
+
+    assert_max_bodies(1, net, jax.ShapeDtypeStruct((2, 4), jnp.float32), n=5)
+
+
+def test_methods_are_bound():
+    class Model:
+        @jitscope.outermost_jit
+        def apply(self, x):
+            return chain(x)
+
+    jax.tree_util.register_static(Model)
+    assert_max_bodies(0, Model().apply, X)
