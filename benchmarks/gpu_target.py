@@ -294,8 +294,7 @@ class Compilation:
         n_executables: Programs compiled.
         kernels: What one run launches.
         temp_bytes: The largest temporary memory of an executable.
-        argument_bytes: Arguments of all executables.
-        output_bytes: Results of all executables.
+        peak_bytes: Results and temporary values at the worst moment, arguments left out.
     """
 
     trace_s: float
@@ -304,8 +303,7 @@ class Compilation:
     n_executables: int
     kernels: Kernels
     temp_bytes: int
-    argument_bytes: int
-    output_bytes: int
+    peak_bytes: int
 
 
 def _cpu_s() -> float:
@@ -324,20 +322,21 @@ def compile_abstract(lower: Callable[[], Any]) -> Compilation:
     lowered_s = time.perf_counter()
     compiled = lowered.compile()
     compiled_s, cpu_s = time.perf_counter(), _cpu_s()
-    parts, n_runs = (compiled,), (1,)
     if isinstance(compiled, tuple):
-        parts, n_runs = compiled, lowered.n_runs
-    plans = [part.memory_analysis() for part in parts]
+        parts, n_runs, live_bytes = compiled, lowered.n_runs, lowered.live_bytes
+    else:
+        output_bytes = compiled.memory_analysis().output_size_in_bytes
+        parts, n_runs, live_bytes = (compiled,), (1,), (output_bytes,)
+    temp_bytes = [part.memory_analysis().temp_size_in_bytes for part in parts]
+    kernels = [look_into(part.as_text()) * n for part, n in zip(parts, n_runs, strict=True)]
     return Compilation(
         trace_s=lowered_s - start_s,
         compile_s=compiled_s - lowered_s,
         cpu_s=cpu_s - start_cpu_s,
         n_executables=len(parts),
-        kernels=sum((look_into(part.as_text()) * n for part, n in zip(parts, n_runs, strict=True)),
-                    Kernels()),
-        temp_bytes=max(plan.temp_size_in_bytes for plan in plans),
-        argument_bytes=sum(plan.argument_size_in_bytes for plan in plans),
-        output_bytes=sum(plan.output_size_in_bytes for plan in plans),
+        kernels=sum(kernels, Kernels()),
+        temp_bytes=max(temp_bytes),
+        peak_bytes=max(map(sum, zip(temp_bytes, live_bytes, strict=True))),
     )
 
 

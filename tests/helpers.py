@@ -95,8 +95,8 @@ def share_all_policy() -> Callable[[jitscope.Census], jitscope.Plan]:
     def decide(body: jitscope.Body) -> jitscope.Decision:
         if body.obstacle:
             return jitscope.Decision(jitscope.Structure.NESTED, body.obstacle)
-        if body.n_uses == 1:
-            return jitscope.Decision(jitscope.Structure.INLINE, "called once")
+        if body.n_uses == 1 or not body.n_equations:
+            return jitscope.Decision(jitscope.Structure.INLINE, "called once, or empty")
         return jitscope.Decision(jitscope.Structure.SHARED, "everything is shared")
 
     return lambda census: jitscope.Plan(

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import jitscope
 from benchmarks import gpu_target
 from benchmarks.gpu_target import Kernels, find_target_text, judge_probe, look_into
 
@@ -114,6 +115,22 @@ def test_calls_that_multiply_the_kernels_fail_the_probe():
     assert judge_probe(kept, inlined).reason == "8 kernels against 1 inlined"
 
 
+def test_memory_of_stages_counts_what_lives_between_them():
+    def fun(x):
+        for _ in range(4):
+            x = body(x)
+        return x
+
+    body = jitscope.shared_subroutine(lambda x: jnp.tanh(x @ x))
+    policy = jitscope.Policy(min_uses=2, min_equations=1, min_saved=1)
+    x = jnp.ones((64, 64))
+    staged = gpu_target.compile_abstract(
+        lambda: jitscope.outermost_jit(fun, staged=True, policy=policy).lower(x))
+    assert staged.n_executables == 1
+    assert staged.kernels.gemms + staged.kernels.dots == 4
+    assert staged.peak_bytes == staged.temp_bytes + 2 * x.nbytes
+
+
 # --- targets --------------------------------------------------------------------------------------
 
 
@@ -160,7 +177,7 @@ def test_program_is_compiled_for_a_gpu_that_is_not_there(target):
     x = jnp.ones((256, 256))
     compilation = gpu_target.compile_for(target, jax.jit(lambda x: jnp.tanh(x @ x)), x)
     assert compilation.kernels.gemms == 1 and not compilation.kernels.loop_dots
-    assert compilation.argument_bytes == compilation.output_bytes == x.nbytes
+    assert compilation.peak_bytes == compilation.temp_bytes + x.nbytes
 
 
 @pytest.mark.slow

@@ -111,8 +111,9 @@ def test_structure_asked_for_by_the_user_wins_over_thresholds(wanted):
     assert "decorator" in decision.reason
 
 
-def test_body_that_outlining_made_and_that_is_not_kept_is_put_back():
-    assert structure(body(outlined=True, n_uses=3)) == [Structure.INLINE]
+def test_body_that_outlining_made_and_that_is_worth_no_call_is_put_back():
+    assert structure(body(outlined=True, n_uses=3, n_equations=20)) == [Structure.INLINE]
+    assert structure(body(outlined=True, n_uses=3)) == [Structure.NESTED]
     assert structure(body(outlined=True)) == [Structure.SHARED]
 
 

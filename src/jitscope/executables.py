@@ -10,14 +10,14 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
 
 from . import _jax
 from .phases import Phases
-from .schedule import Step
+from .program import Program
+from .schedule import Step, live_bytes
 from .stages import Stage, Stages
 
 Key = tuple[int, tuple[int, ...]]
@@ -97,6 +97,13 @@ class Executables:
         """How often one call of the program runs this executable."""
         return sum((step.stage, step.donated) == key for step in self._stages.steps)
 
+    def live_bytes(self, key: Key) -> int:
+        """The most bytes of values between steps that are alive while it runs."""
+        first = self._stages.steps[0].results[0]
+        sizes = live_bytes(self._stages.steps, self._stages.avals, first)
+        return max(size for step, size in zip(self._stages.steps, sizes, strict=True)
+                   if (step.stage, step.donated) == key)
+
     def _distinct(self) -> dict[Key, Step]:
         """What has to be compiled, with the first step that runs it; the largest first."""
         found: dict[Key, Step] = {}
@@ -132,6 +139,10 @@ class Executables:
 
     def _compiled(self, lowered: Iterator[tuple[Key, Any]]) -> dict[Key, Any]:
         """Compiles in parallel, each as soon as it is lowered."""
+        # Not at the top: the module cannot be imported once the interpreter shuts down, when a
+        # script under `python -m jitscope run` may still import JAX in a thread.
+        from concurrent.futures import ThreadPoolExecutor
+
         start, lower_s = time.perf_counter(), self._phases.lower_s
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             waiting = {key: pool.submit(self._compile, key, one) for key, one in lowered}
@@ -151,6 +162,8 @@ class StagedLowered:
     Attributes:
       stages: one ``jax.stages.Lowered`` for each executable.
       n_runs: how often one call of the program runs it.
+      live_bytes: the most bytes of values, but for arguments, that are alive while it runs, its
+        own temporary memory left out.
     """
 
     def __init__(self, executables: Executables, lowered: dict[Key, Any]) -> None:
@@ -158,6 +171,7 @@ class StagedLowered:
         self._lowered = lowered
         self.stages = tuple(lowered.values())
         self.n_runs = tuple(map(executables.n_runs, lowered))
+        self.live_bytes = tuple(map(executables.live_bytes, lowered))
 
     def as_text(self) -> str:
         """The text of all stages."""
@@ -175,3 +189,26 @@ def _named(stage: Stage) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"jitscope: while compiling the stage {stage.name} of a staged program")
         raise
+
+
+def spans_devices(program: Program) -> bool:
+    """Whether something in a program names more than one device."""
+    return _spans_devices(program.jaxpr, set())
+
+
+def _spans_devices(jaxpr: _jax.AnyJaxpr, seen: set[int]) -> bool:
+    if id(jaxpr) in seen:
+        return False
+    seen.add(id(jaxpr))
+    return any(
+        any(map(_is_mesh, jax.tree.leaves(list(eqn.params.values()))))
+        or any(_spans_devices(sub, seen) for sub in _jax.sub_jaxprs(eqn))
+        for eqn in _jax.equations(jaxpr))
+
+
+def _is_mesh(value: Any) -> bool:
+    if isinstance(value, jax.sharding.NamedSharding):
+        value = value.mesh  # which may be abstract, so that its devices are not known
+    if isinstance(value, (jax.sharding.Mesh, jax.sharding.AbstractMesh)):
+        return value.size > 1
+    return isinstance(value, jax.sharding.Sharding) and len(value.device_set) > 1

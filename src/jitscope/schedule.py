@@ -120,6 +120,22 @@ def with_lifetimes(steps: Sequence[Step], results: Sequence[int]) -> list[Step]:
     return changed[::-1]
 
 
+def live_bytes(steps: Sequence[Step], avals: Sequence[Any], n_given: int) -> list[int]:
+    """Bytes of the values alive while each step runs, its results included.
+
+    Args:
+      steps: in order.
+      avals: types of the slots.
+      n_given: slots of operands and constants, which do not count.
+    """
+    alive, sizes = 0, []
+    for step in steps:
+        alive += sum(n_bytes(avals[slot]) for slot in range(*step.results))
+        sizes.append(alive)
+        alive -= sum(n_bytes(avals[slot]) for slot in step.dropped if slot >= n_given)
+    return sizes
+
+
 def with_donation(
     steps: Sequence[Step], avals: Sequence[Any], given_up: set[int]
 ) -> list[Step]:

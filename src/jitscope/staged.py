@@ -25,11 +25,18 @@ from typing import Any, NamedTuple
 import jax
 
 from . import _jax
-from .executables import Executables, Place, StagedLowered, asked_sharding, place_of
+from .executables import (
+    Executables,
+    Place,
+    StagedLowered,
+    asked_sharding,
+    place_of,
+    spans_devices,
+)
 from .phases import Phases
 from .policy import Policy
 from .program import Program
-from .stages import Stages, spans_devices
+from .stages import Stages
 
 _SUPPORTED = frozenset({
     "static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "in_shardings",

@@ -101,28 +101,26 @@ def with_calls_outermost(plan: Plan, program: Program, variants: Variants) -> Pl
       variants: bodies that stand in for others.
     """
     dissolved: dict[str, Decision] = {}
+    known: dict[int, bool] = {}
 
-    def decision(eqn: Any) -> tuple[str, Decision]:
+    def has_kept_calls(jaxpr: _jax.AnyJaxpr) -> bool:
+        if id(jaxpr) not in known:
+            # A list, so that every call is looked into.
+            known[id(jaxpr)] = any([is_or_has_kept(eqn) for eqn in _jax.equations(jaxpr)
+                                    if eqn.primitive is _jax.jit_p])
+        return known[id(jaxpr)]
+
+    def is_or_has_kept(eqn: Any) -> bool:
         digest = variants.canonical(fingerprint(eqn.params["jaxpr"]).digest)
-        return digest, plan[digest]
+        planned = plan[digest]
+        if planned.structure is Structure.SHARED or not has_kept_calls(eqn.params["jaxpr"]):
+            return planned.structure is Structure.SHARED
+        if planned.structure is Structure.NESTED:
+            dissolved[digest] = Decision(
+                Structure.INLINE, f"{planned.reason}; calls within it become stages")
+        return True
 
-    def visit(jaxpr: _jax.AnyJaxpr) -> bool:
-        """Whether there are kept calls in it, outside loops and the like."""
-        found = False
-        for eqn in _jax.equations(jaxpr):
-            if eqn.primitive is not _jax.jit_p:
-                continue
-            digest, planned = decision(eqn)
-            if planned.structure is Structure.SHARED:
-                found = True
-            elif visit(eqn.params["jaxpr"]):
-                found = True
-                if planned.structure is Structure.NESTED:
-                    dissolved[digest] = Decision(
-                        Structure.INLINE, f"{planned.reason}; calls within it become stages")
-        return found
-
-    visit(program.jaxpr)
+    has_kept_calls(program.jaxpr)
     return Plan({**plan.decisions, **dissolved}) if dissolved else plan
 
 
@@ -156,29 +154,6 @@ def _can_cross(aval: Any) -> bool:
 def cut_into_stages(program: Program) -> Stages:
     """Cuts a restructured program, all kept calls of its outermost level becoming steps."""
     return _Cutter(program).stages()
-
-
-def spans_devices(program: Program) -> bool:
-    """Whether something in a program names more than one device."""
-    return _spans_devices(program.jaxpr, set())
-
-
-def _spans_devices(jaxpr: _jax.AnyJaxpr, seen: set[int]) -> bool:
-    if id(jaxpr) in seen:
-        return False
-    seen.add(id(jaxpr))
-    return any(
-        any(map(_is_mesh, jax.tree.leaves(list(eqn.params.values()))))
-        or any(_spans_devices(sub, seen) for sub in _jax.sub_jaxprs(eqn))
-        for eqn in _jax.equations(jaxpr))
-
-
-def _is_mesh(value: Any) -> bool:
-    if isinstance(value, jax.sharding.NamedSharding):
-        value = value.mesh  # which may be abstract, so that its devices are not known
-    if isinstance(value, (jax.sharding.Mesh, jax.sharding.AbstractMesh)):
-        return value.size > 1
-    return isinstance(value, jax.sharding.Sharding) and len(value.device_set) > 1
 
 
 def _live(jaxpr: _jax.AnyJaxpr) -> list[Any]:
