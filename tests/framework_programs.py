@@ -56,12 +56,12 @@ FRAMEWORK_PROGRAMS = {
         FrameworkProgram(
             "flax_linen",
             {"Block": 6, "Block_transposed": 6} | _ADAMW,
-            kept=frozenset({"Block", "Block_transposed", *_ADAMW}),
+            kept=frozenset({"Block", "Block_transposed"}),
         ),
         FrameworkProgram(
             "flax_nnx",
             {"Block": 6, "Block_transposed": 6} | _ADAMW,
-            kept=frozenset({"Block", "Block_transposed", *_ADAMW}),
+            kept=frozenset({"Block", "Block_transposed"}),
         ),
         FrameworkProgram("equinox_mlp", {"MLP": 8, "MLP_transposed": 8}),
         # The first attention's queries come from the argument: five layers repeat whole.
@@ -77,7 +77,6 @@ FRAMEWORK_PROGRAMS = {
         FrameworkProgram(
             "numpyro_potential",
             {"model": 12, "compute_log_probs": 12, "compute_log_probs_transposed": 12},
-            kept=frozenset({"compute_log_probs", "compute_log_probs_transposed"}),
         ),
     )
 }

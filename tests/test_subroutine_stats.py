@@ -72,7 +72,8 @@ def test_fresh_functions_with_one_code_are_counted_together():  # REPORTS 32, 34
     ([dict(x=X), dict(x=X.astype(int))], "dtype of argument x: int32 against float32"),
     ([dict(s=2.0), dict(s=jnp.float32(2))], "weak_type of argument s: False against True"),
     ([dict(x=X), dict(x={"a": X})], "tree structure: x, x['a'] in one of the two only"),
-    ([dict(x=(X,)), dict(x=[X])], "containers of the arguments: 'PyTreeDef((([*], *, CustomNode(Stati' against "
+    ([dict(x=(X,)), dict(x=[X])],
+     "containers of the arguments: 'PyTreeDef((([*], *, CustomNode(Stati' against "
      "'PyTreeDef((((*,), *, CustomNode(Stat'"),
 ], ids=lambda v: v.split(":")[0] if isinstance(v, str) else "")
 def test_reason_of_a_retrace_names_what_changed(calls, expected):  # REPORTS 38, 40

@@ -473,7 +473,7 @@ def _tag_call(
     """
     values, _ = mlir.ir_tree_registry.flatten(results)
     for call in {value.owner for value in values if value.owner.name == "func.call"}:
-        attributes = {key: mlir.ir.StringAttr.get(value) for key, value in tags.items()}
+        attributes: dict[str, Any] = {k: mlir.ir.StringAttr.get(v) for k, v in tags.items()}
         if _FRONTEND in call.attributes:
             attributes = {**{a.name: a.attr for a in call.attributes[_FRONTEND]}, **attributes}
         call.attributes[_FRONTEND] = mlir.ir.DictAttr.get(attributes)

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from . import _jax
@@ -315,7 +316,7 @@ def _add_object(hasher: _Hasher, value: Any, what: str) -> None:
 
 def _add_array(hasher: _Hasher, value: Any, what: str) -> None:
     if isinstance(value, jax.Array) and not (
-        value.is_fully_addressable and not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)
+        value.is_fully_addressable and not jnp.issubdtype(value.dtype, jax.dtypes.extended)
     ):
         hasher.add_local(value, f"{what} holds an array that this process cannot read")
         return

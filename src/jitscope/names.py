@@ -7,6 +7,8 @@ unchanged, so a name that is a ``str`` with attributes reaches the captured prog
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class SubroutineName(str):
     """Name of a shared subroutine.
@@ -21,7 +23,7 @@ class SubroutineName(str):
     structure: str | None
     source: str
 
-    def __new__(cls, name: str, structure: str | None = None, source: str = "") -> SubroutineName:
+    def __new__(cls, name: str, structure: str | None = None, source: str = "") -> Self:
         self = super().__new__(cls, name)
         self.structure = structure
         self.source = source
@@ -33,7 +35,7 @@ class OutlinedName(SubroutineName):
 
     __slots__ = ()
 
-    def __new__(cls, name: str, source: str = "") -> OutlinedName:
+    def __new__(cls, name: str, source: str = "") -> Self:
         return super().__new__(cls, name, None, source)
 
 

@@ -214,12 +214,12 @@ class _Search:
         np.minimum.at(first, phases, starts)
         best = np.lexsort((first, -gains))[0]
         at_best = self._apart(starts[phases == best], period)
-        chain = cost[best] > 0
+        chain = bool(cost[best] > 0)
         length, at_best = self._stretched(at_best, period, chain)
         if length < self._preferences.min_length:
             return 0.0, None
         cost_of_cuts = float(cost[best]) / uses[best] * len(at_best)
-        return (self._gain(at_best, length, cost_of_cuts),
+        return (self._gain(at_best, length, float(cost_of_cuts)),
                 Repeat(length, tuple(at_best.tolist())))
 
     def _stretched(self, starts: np.ndarray, period: int, chain: bool) -> tuple[int, np.ndarray]:

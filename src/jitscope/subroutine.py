@@ -328,8 +328,9 @@ def shared_subroutine(
     """
     _check_options(unsupported)
     _checked_structure(structure)
-    options = dict(name=name, static_argnums=static_argnums, static_argnames=static_argnames,
-                   structure=structure)
+    options: dict[str, Any] = dict(
+        name=name, static_argnums=static_argnums, static_argnames=static_argnames,
+        structure=structure)
     if fun is None:
         return functools.partial(shared_subroutine, **options)
     check_traceable(fun)
