@@ -21,7 +21,8 @@ from jitscope.policy import Structure
 from jitscope.program import capture
 from jitscope.stages import cut_into_stages, obstacle
 
-EAGER = jitscope.Policy(min_uses=2, min_equations=1, min_saved_light=1, min_saved=1)
+EAGER = jitscope.Policy(
+    min_uses=2, min_equations=1, min_saved_light=1, min_saved=1, min_saved_gradient=1)
 N_LAYERS, WIDTH = 6, 8
 
 
@@ -244,7 +245,7 @@ def test_calls_within_a_subroutine_that_is_called_twice_are_stages():
 
     args = arguments()
     function = jitscope.outermost_jit(fun, staged=True, policy=jitscope.Policy(
-        min_uses=3, min_equations=1, min_saved=1))
+        min_uses=3, min_equations=1, min_saved=1, min_saved_gradient=1))
     assert_same(function(*args), jax.jit(fun)(*args))
     stages = staged_signature(function, *args)._stages
     assert sum(stages.stages[step.stage].is_body for step in stages.steps) == 2 * N_LAYERS
