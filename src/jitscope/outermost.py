@@ -18,7 +18,7 @@ from typing import Any, TypeVar, overload
 import jax
 
 from . import _jax, records
-from .census import take_census
+from .census import Census, take_census
 from .constants import hoisted
 from .evidence import evidence_of
 from .outline import outline as with_repeats_outlined
@@ -108,10 +108,15 @@ class OutermostJit:
         Raises:
           RuntimeError: nothing has been traced yet.
         """
-        if self._latest is None:
-            raise RuntimeError(
-                f"{self!r} has traced no program yet. Call it, or its .lower(...), first.")
-        return self._latest
+        if self._latest is not None:
+            return self._latest
+        if is_disabled():  # a program that prints its reuse runs without jitscope as well
+            name = f"{_jax.function_name(self._fun)} (jitscope is disabled)"
+            return Reuse(Census(name, 0, ()), Plan({}), Phases())
+        raise RuntimeError(
+            f"{self!r} has traced no program yet. Call it, or its .lower(...), first, and not "
+            "from within jax.jit, jax.grad or another outermost_jit function: there it is part "
+            "of a program that is not its own.")
 
     def _structured(self, fun: Callable[..., Any]) -> Callable[..., Any]:
         static = self._given("static_argnums", "static_argnames")
