@@ -16,7 +16,7 @@ from jitscope.census import take_census
 from jitscope.constants import hoisted
 from jitscope.fingerprint import fingerprint
 from jitscope.outermost import outermost_jit
-from jitscope.policy import Decision, Plan, Structure
+from jitscope.policy import Decision, Plan, Policy, Structure
 from jitscope.program import capture
 from jitscope.restructure import restructure, restructured_calls
 from jitscope.shared_call import shared_call_p
@@ -401,3 +401,32 @@ def test_checkpoint_policies_stay_those_of_each_site(structure):
         return sum(e.primitive.name == "sin" for e in every_equation(jaxpr))
 
     assert sines(lambda x: program.emit([x])) == sines(fun)
+
+
+def test_widened_body_called_within_a_kept_body_first():
+    """The body that stands in for a variant has more results than its own plain calls expect."""
+    def layer(x, with_hidden):
+        for i in range(8):
+            x = jnp.sin(x) @ x * 0.1
+            if i == 3:
+                hidden = x
+        return (x, hidden) if with_hidden else (x,)
+
+    one, two = jax.jit(lambda x: layer(x, False)), jax.jit(lambda x: layer(x, True))
+    one.__wrapped__.__name__ = two.__wrapped__.__name__ = "layer"
+    block = jax.jit(lambda x: jnp.cos(one(x)[0]) @ x + x)
+
+    def model(x):
+        for _ in range(6):
+            x = block(x)
+        for _ in range(3):
+            x = one(x)[0]
+        for _ in range(3):
+            x = sum(two(x))
+        return x
+
+    x = jnp.linspace(-1, 1, 25).reshape(5, 5)
+    share_all = Policy(min_uses=2, min_equations=1, min_saved_light=1, min_saved=1,
+                       min_saved_gradient=1)
+    found = outermost_jit(model, policy=share_all, outline=False)(x)
+    np.testing.assert_allclose(found, jax.jit(model)(x), rtol=1e-5)

@@ -933,3 +933,54 @@ def test_four_threads_tracing_same_and_different_subroutines_agree():
         np.testing.assert_allclose(result, np.full(shape, expected), rtol=1e-5)
     stats = common.stats()
     assert stats.n_calls == stats.n_traces + stats.n_reused
+
+
+# --- what a function reads beside its arguments and captures ----------------------------------
+
+CELL = """
+@shared_subroutine
+def layer(x):
+    return act(x) * SCALE
+"""
+
+
+@pytest.mark.parametrize("edit", ["def act(x): return jnp.cos(x)", "SCALE = 5.0"])
+def test_function_defined_again_sees_the_helpers_of_its_module_as_they_are_now(edit):
+    module = {"jnp": jnp, "shared_subroutine": shared_subroutine, "SCALE": 2.0}
+    exec("def act(x): return jnp.sin(x)", module)
+    exec(compile(CELL, "<cell>", "exec"), module)
+    jax.jit(lambda x: module["layer"](x))(1.0)
+    exec(edit, module)
+    exec(compile(CELL, "<cell>", "exec"), module)
+    expected = module["act"](1.0) * module["SCALE"]
+    assert float(jax.jit(lambda x: module["layer"](x))(1.0)) == pytest.approx(float(expected))
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self, value):
+        self.value = value
+
+
+@pytest.mark.parametrize("hide", [Slotted, lambda v: Slotted(Slotted(v)),
+                                  lambda v: Slotted(iter([v]))],
+                         ids=["slots", "object in object", "iterator in object"])
+def test_result_that_hides_a_tracer_is_not_shared(hide):
+    def layer(x):
+        return jnp.sin(x), hide(jnp.cos(x))
+
+    def value(box):
+        while isinstance(box, Slotted):
+            box = box.value
+        return box if isinstance(box, jax.Array) else next(box)
+
+    def model(layer):
+        def run(x):
+            for _ in range(3):
+                x, box = layer(x)
+                x = x + value(box)
+            return x
+        return run
+
+    assert jax.jit(model(shared_subroutine(layer)))(1.0) == jax.jit(model(layer))(1.0)

@@ -1,7 +1,7 @@
 """Programs that nobody wrote with jitscope in mind: models of other libraries, as they are.
 
-Their layers are not marked, so `share` has nothing to be put on, and only contenders that need no marks
-cover them. Weights are random, made from the shapes alone: an initialiser would take longer
+Their layers are not marked, so `share` has nothing to be put on, and only contenders that need no
+marks cover them. Weights are random, made from the shapes alone: an initialiser would take longer
 to compile than some of the models.
 """
 
@@ -95,11 +95,11 @@ def flax_nnx(
 
     class Block(nnx.Module):
         def __init__(self, rngs: nnx.Rngs) -> None:
-            self.attention_norm, self.norm = nnx.LayerNorm(width, rngs=rngs), nnx.LayerNorm(
-                width, rngs=rngs)
+            self.attention_norm = nnx.LayerNorm(width, rngs=rngs)
+            self.norm = nnx.LayerNorm(width, rngs=rngs)
             self.attention = nnx.MultiHeadAttention(heads, width, decode=False, rngs=rngs)
-            self.up, self.down = nnx.Linear(width, 4 * width, rngs=rngs), nnx.Linear(
-                4 * width, width, rngs=rngs)
+            self.up = nnx.Linear(width, 4 * width, rngs=rngs)
+            self.down = nnx.Linear(4 * width, width, rngs=rngs)
 
         def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
             x = x + self.attention(self.attention_norm(x), mask=mask)
@@ -189,7 +189,7 @@ def _equinox_gradient(model: Any, loss: Callable[[Any, jax.Array], Any], *shape:
     return Case(gradient, (arrays, _normal(*shape)))
 
 
-# --- convolutions -----------------------------------------------------------------------------------
+# --- convolutions ---------------------------------------------------------------------------------
 
 
 def haiku_resnet50(share: Share, *, channels: int, size: int, batch: int) -> Case:
@@ -305,12 +305,15 @@ def numpyro_potential(share: Share, *, groups: int, points: int) -> Case:
     params |= {"centre": jnp.ones(2), "spread": jnp.ones(2)}
 
     def gradient(params: dict[str, jax.Array], x: jax.Array, y: jax.Array) -> Any:
-        return jax.value_and_grad(lambda params: potential_energy(model, (x, y), {}, params))(params)
+        def energy(params: dict[str, jax.Array]) -> Any:
+            return potential_energy(model, (x, y), {}, params)
+
+        return jax.value_and_grad(energy)(params)
 
     return Case(gradient, (params, x, y))
 
 
-# --- the programs -----------------------------------------------------------------------------------
+# --- the programs ---------------------------------------------------------------------------------
 
 _DECODER = {"layers": 12, "width": 128, "heads": 4, "vocabulary": 256, "batch": 2, "sequence": 32}
 _TINY_DECODER = {

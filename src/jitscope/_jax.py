@@ -29,6 +29,7 @@ from jax._src.interpreters import ad
 from jax._src.interpreters import partial_eval as pe
 from jax._src.interpreters import remat as _remat
 from jax._src.util import fun_name as function_name
+from jax.extend import random as jex_random
 from jax.extend import source_info_util
 from jax.extend.core import (
     ClosedJaxpr,
@@ -103,6 +104,17 @@ HEAVY: frozenset[Primitive] = frozenset({
     primitives.sort_p,
 })
 """Equations that XLA compiles on their own, whatever surrounds them."""
+
+
+_PRNG_NAMES = {
+    id(impl): impl.name for impl in (
+        jex_random.threefry_prng_impl, jex_random.rbg_prng_impl, jex_random.unsafe_rbg_prng_impl)
+}
+
+
+def prng_name(value: Any) -> str | None:
+    """The name of one of JAX's own random number generators, or None for anything else."""
+    return _PRNG_NAMES.get(id(value))
 
 
 # --- jaxprs ------------------------------------------------------------------------

@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import enum
 import functools
+import gc
 import types
 import weakref
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -235,13 +236,76 @@ def code_of(fun: Any) -> Hashable:
     return key_of(fun)
 
 
+def globals_of(fun: Any) -> Hashable:
+    """What the code of a function names in its module, as it is now.
+
+    A function that is defined again with the same text (a notebook's cell, a reloaded module)
+    computes something else once a helper of its module did change. Functions of the same
+    module are followed, wrapped ones too; other objects count as captured values do.
+    """
+    keys, found = Keys(captured=True), {}
+
+    def visit(function: types.FunctionType) -> None:
+        cells = [(f"{function.__qualname__}.{name}", cell) for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True)]
+        for name in _names_in(function.__code__):
+            if name in function.__globals__ and name not in found:
+                follow(name, function.__globals__[name])
+        for name, cell in cells:
+            if name not in found and cell != types.CellType():
+                found[name] = None  # the value itself is among the captures
+                follow_function(cell.cell_contents)
+
+    def follow(name: str, value: Any) -> None:
+        found[name] = keys.of(value)
+        follow_function(value)
+
+    def follow_function(value: Any) -> None:
+        inner = value if isinstance(value, types.FunctionType) else getattr(
+            value, "__wrapped__", None)
+        if isinstance(inner, types.FunctionType) and inner.__globals__ is start.__globals__:
+            visit(inner)
+
+    start = fun
+    while isinstance(start, functools.partial):
+        start = start.func
+    if isinstance(start, types.FunctionType):
+        visit(start)
+    return tuple(sorted(found.items(), key=lambda item: item[0]))
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield from _names_in(const)
+
+
+_MAX_OBJECTS = 10_000
+
+
 def tracers_in(value: Any) -> list[Any]:
-    """Tracers that a value holds: captured, in containers, or in an object's attributes."""
-    keys = Keys()
-    keys.of(value)
-    if not isinstance(value, (types.FunctionType, types.ModuleType, type, jax.core.Tracer)):
-        keys.of(getattr(value, "__dict__", None))
-    return keys.tracers
+    """Tracers that a value holds, however deep: captured, contained or in attributes."""
+    found, seen, waiting = [], {id(value)}, [value]
+    while waiting and len(seen) < _MAX_OBJECTS:
+        here = waiting.pop()
+        if isinstance(here, jax.core.Tracer):
+            found.append(here)
+            continue
+        for held in _held_by(here):
+            if id(held) not in seen:
+                seen.add(id(held))
+                waiting.append(held)
+    return found
+
+
+def _held_by(value: Any) -> Iterable[Any]:
+    """Objects that a value refers to, without the modules and classes that all refer to."""
+    if isinstance(value, types.FunctionType):
+        return (value.__closure__, value.__defaults__, value.__kwdefaults__, value.__dict__)
+    if isinstance(value, (types.ModuleType, type, types.CodeType, jax.Array, str, bytes)):
+        return ()
+    return gc.get_referents(value)
 
 
 def text_of(key: Hashable) -> str:

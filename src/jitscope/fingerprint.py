@@ -262,6 +262,8 @@ def _add_value(hasher: _Hasher, value: Any, what: str) -> None:
     elif isinstance(value, enum.Enum):
         _add_type(hasher, type(value), what)
         hasher.add(value.name)
+    elif _jax.prng_name(value):  # a tuple of functions
+        hasher.add(f"random numbers by {_jax.prng_name(value)}")
     elif isinstance(value, (tuple, list)):
         hasher.add(f"{type(value).__name__} {len(value)}")
         for item in value:

@@ -120,7 +120,8 @@ class _Restructurer:
     def _kept_call(self, eqn: Any, digest: str, block: _Block) -> None:
         canonical = self._variants.canonical(digest)
         body = self._variants.bodies.get(canonical, eqn.params["jaxpr"])
-        shared = self._within_kept._body(canonical, body)
+        # A widened body has more results than plain calls of it expect, so it is another one.
+        shared = self._within_kept._body(f"{canonical} kept", body)
         name = self._names.setdefault(canonical, eqn.params["name"])
         block.append(_shared_call(eqn, shared, name, f"{name}_{canonical[:12]}",
                                   self._variants.covers.get(digest)))

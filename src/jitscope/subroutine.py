@@ -17,7 +17,7 @@ from typing import Any, TypeVar, overload
 import jax
 
 from . import _jax
-from .captures import ByIdentity, Keys, captures_of, code_of
+from .captures import ByIdentity, Keys, captures_of, code_of, globals_of
 from .cores import CAPTURED_TRACER, CannotShare, Core, Frame, registry
 from .counters import Counters, SubroutineStats
 from .functions import check_traceable, name_of, source_of
@@ -57,6 +57,7 @@ class SharedSubroutine:
         self._binder = Binder(fun, name=self.__name__, static_argnums=static_argnums,
                               static_argnames=static_argnames)
         self._code = code_of(fun)
+        self._globals = globals_of(fun)
         self._counters = registry.counters(self._code, self.__name__)
         self._counters.decorated()
         self._traced_cores: collections.OrderedDict[Hashable, Core] = collections.OrderedDict()
@@ -162,7 +163,8 @@ class SharedSubroutine:
             self._remember(key, core)
 
     def _key(self, captures: dict[str, Hashable]) -> Hashable:
-        return ((self._name, self._name.structure), self._code, tuple(captures.items()))
+        return ((self._name, self._name.structure), self._code, self._globals,
+                tuple(captures.items()))
 
     def _remember(self, key: Hashable, core: Core) -> tuple[Hashable, Core]:
         self._contents = _fixed_contents(self._cells or ())
@@ -280,7 +282,8 @@ def shared_subroutine(
     unless they equal the parameter's default. Positional, keyword and default spellings of a
     call are one signature. Results that are not arrays come back as they are.
 
-    **Closures.** Functions with the same code that captured equal values share their traces,
+    **Closures.** Functions with the same code that captured equal values share their traces (if
+    the names of their module that they use have equal values when they are decorated),
     so a lambda, a ``functools.partial`` or a function defined anew for every call is traced
     once. Equal are: Python scalars, strings, bytes and enums of the same type and value; tuples
     and frozen sets with equal contents; functions with the same code and equal captures;
