@@ -47,7 +47,7 @@ def traced_report(n=6):
 def body(name="layer", n_uses=6, n_equations=30, structure="SHARED", **changes):
     return BodyReport(**dict(dict(
         digest=f"{abs(hash(name)):040x}"[:40], name=name,
-        source="/home/somebody/model.py:12:4 (net)", n_uses=n_uses, n_executions=n_uses,
+        source="models/model.py:12:4 (net)", n_uses=n_uses, n_executions=n_uses,
         n_equations=n_equations, n_heavy=2, operand_bytes=4096, result_bytes=2048,
         structure=structure, reason="because of a test", outlined=False), **changes))
 
@@ -67,7 +67,7 @@ def everything():
         Seconds(1.0, 0.1, 0.5, 2.0), 4, 300, 9, 6, 1, 20, 3, 4096, 128, 2_000_000, 0)
     full = body(
         n_traces=4, jaxpr="{ lambda ; a:f32[]. let in (a,) }", covers=("0" * 40,),
-        sites=(Site("/home/somebody/model.py:12 (net)", "net/layer", 6),),
+        sites=(Site("models/model.py:12 (net)", "net/layer", 6),),
         near_misses=(
             NearMiss("1" * 40, "layer", "model.py:13", ("n: 3.0 against 4.0",), "pass it"),))
     return ReuseReport(

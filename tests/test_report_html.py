@@ -177,7 +177,7 @@ def test_page_works_in_a_browser(tmp_path):
     assert seen["by_uses"] == [[layer, head], "descending"]
     expanded, detail = seen["opened"]
     assert expanded == "true"
-    for part in ("6 × /home/somebody/model.py:12 (net), in net/layer", "n: 3.0 against 4.0",
+    for part in ("6 × models/model.py:12 (net), in net/layer", "n: 3.0 against 4.0",
                  "To share: pass it.", "{ lambda ;", "because of a test", "Traced 4 times"):
         assert part in detail
     assert (seen["closed"], seen["by_key"]) == (0, "true")
