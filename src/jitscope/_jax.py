@@ -376,9 +376,8 @@ def _emit_by_inlining(jaxpr: AnyJaxpr, args: Sequence[Any], name: str) -> list[A
     return jit_p.bind(*values, *args, **params)
 
 
-def at_top_level() -> bool:
-    """Whether no trace is under way in this thread."""
-    return _core.trace_state_clean()
+at_top_level = _core.trace_state_clean
+"""Whether no trace is under way in this thread. JAX's own function: it is on every dispatch."""
 
 
 def source_line(eqn: JaxprEqn) -> str:
@@ -604,10 +603,6 @@ def call_traced(traced: Any, lifted: AnyJaxpr, args: Sequence[Any]) -> list[Any]
     values = consts(traced.jaxpr)
     params = with_leading_operands(traced._params, lifted, len(values))
     return jit_p.bind(*values, *traced._consts, *args, **params)
-
-
-trace_state_clean = _core.trace_state_clean
-"""`at_top_level` without a call in between: it is on the dispatch of every subroutine."""
 
 
 # --- frames that are nobody's source lines ------------------------------------------------------

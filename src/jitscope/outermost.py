@@ -42,7 +42,7 @@ class _Active(threading.local):
 
 
 _active = _Active()
-_at_top_level = _jax.trace_state_clean
+_at_top_level = _jax.at_top_level
 _JIT_OPTIONS = frozenset(inspect.signature(jax.jit).parameters) - {"fun"}
 
 

@@ -28,7 +28,7 @@ from .signature import Binder
 from .static import array_types, is_leaf, unwrapped
 from .trail import current_trail
 
-_at_top_level = _jax.trace_state_clean
+_at_top_level = _jax.at_top_level
 _FIXED = (int, float, bool, complex, str, bytes, type(None))  # compared by `is` on dispatch
 _MAX_TRACED_CORES = 4
 _OUTERMOST_OPTIONS = ("in_shardings", "out_shardings", "donate_argnums", "donate_argnames",
