@@ -77,6 +77,7 @@ test-jax:
 
 lint: $(VENV)/.lint-ready
 	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
 	$(RUN) -m pyright --pythonpath $(RUN)
 
 bench: $(VENV)/.ready

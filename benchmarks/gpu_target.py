@@ -43,8 +43,13 @@ _CONTENDERS = CONTENDERS | {
     )
 }
 _PACKAGES = (
-    "jax-cuda13-pjrt", "jax-cuda13-plugin", "nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt",
-    "nvidia-nvjitlink", "nvidia-cuda-nvrtc",
+    "jax-cuda13-pjrt",
+    "jax-cuda13-plugin",
+    "nvidia-cuda-nvcc",
+    "nvidia-nvvm",
+    "nvidia-cuda-crt",
+    "nvidia-nvjitlink",
+    "nvidia-cuda-nvrtc",
 )
 
 
@@ -109,9 +114,7 @@ def device(target: str) -> Any:
 def abstract(tree: Any, device: Any) -> Any:
     """The types of the arrays of a tree, as if they lay on the device."""
     sharding = jax.sharding.SingleDeviceSharding(device)
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
-    )
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
 
 # --- what is in optimised HLO ---------------------------------------------------------------------
@@ -156,10 +159,21 @@ _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = .*?[\]})] ([a-z][\w\-]*)\
 _CALLED = re.compile(r"\b(?:to_apply|calls|body|called_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _GEMM = re.compile(r'"kind":"[^"]*(?:gemm|cublas|cudnn)|custom_call_target="[^"]*(?:gemm|matmul)')
-_NOT_RUN = frozenset({
-    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "iota",
-    "opt-barrier", "partition-id", "replica-id", "async-done",
-})
+_NOT_RUN = frozenset(
+    {
+        "parameter",
+        "constant",
+        "tuple",
+        "get-tuple-element",
+        "bitcast",
+        "after-all",
+        "iota",
+        "opt-barrier",
+        "partition-id",
+        "replica-id",
+        "async-done",
+    }
+)
 _CALLS = frozenset({"call", "while", "conditional", "async-start"})
 
 Computations = Mapping[str, Sequence[tuple[str, str]]]
@@ -251,16 +265,21 @@ def judge_probe(kept: str, inlined: str) -> Verdict:
         inlined: The same without the marks.
     """
     computations = _computations(kept)
-    calls = Counter(_content(name, computations) for _, operation, line in _instructions(kept)
-                    if operation == "call" for name in _called(line))
+    calls = Counter(
+        _content(name, computations)
+        for _, operation, line in _instructions(kept)
+        if operation == "call"
+        for name in _called(line)
+    )
     calls_stay = bool(calls) and max(calls.values()) >= 2
     ours, theirs = look_into(kept), look_into(inlined)
     same_products = ours.products == theirs.products
     same_kernels = same_products and ours.n_kernels <= _MOST_KERNELS * theirs.n_kernels
     reasons = [] if calls_stay else ["no two calls of one body are left"]
     if not same_products:
-        reasons.append(f"matrix products (gemm, dot, loop) {ours.products} against "
-                       f"{theirs.products} inlined")
+        reasons.append(
+            f"matrix products (gemm, dot, loop) {ours.products} against {theirs.products} inlined"
+        )
     elif not same_kernels:
         reasons.append(f"{ours.n_kernels} kernels against {theirs.n_kernels} inlined")
     return Verdict(calls_stay, same_kernels, "; ".join(reasons) or "calls stay, kernels alike")
@@ -268,10 +287,16 @@ def judge_probe(kept: str, inlined: str) -> Verdict:
 
 def _content(name: str, computations: Computations) -> tuple[Any, ...]:
     """What a computation consists of, whatever its names and the order of its instructions."""
-    return tuple(sorted(
-        (operation, line.partition(" = ")[2].partition("(%")[0],
-         *(_content(called, computations) for called in _called(line)))
-        for operation, line in computations.get(name, ())))
+    return tuple(
+        sorted(
+            (
+                operation,
+                line.partition(" = ")[2].partition("(%")[0],
+                *(_content(called, computations) for called in _called(line)),
+            )
+            for operation, line in computations.get(name, ())
+        )
+    )
 
 
 def _instructions(hlo: str) -> Iterator[tuple[str, str, str]]:
@@ -371,12 +396,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         compilation = compile_for(options.target, *_case(options, settings))
     except PluginMissingError as error:
         parser.exit(2, f"{error}\n")
-    print(json.dumps({
-        "program": program.name, "contender": options.contender, "target": options.target,
-        "settings": settings, **dataclasses.asdict(compilation),
-        "machine": environment.machine(), "versions": environment.versions(),
-        "commit": environment.commit(),
-    }))
+    print(
+        json.dumps(
+            {
+                "program": program.name,
+                "contender": options.contender,
+                "target": options.target,
+                "settings": settings,
+                **dataclasses.asdict(compilation),
+                "machine": environment.machine(),
+                "versions": environment.versions(),
+                "commit": environment.commit(),
+            }
+        )
+    )
 
 
 def _case(options: argparse.Namespace, settings: Mapping[str, int]) -> tuple[Any, ...]:

@@ -47,9 +47,7 @@ def _full(program: str, **changed: int) -> Entry:
 
 
 SUITES: dict[str, list[Entry]] = {
-    "tiny": [
-        Entry(program, program.tiny) for program in PROGRAMS.values() if not program.packages
-    ],
+    "tiny": [Entry(program, program.tiny) for program in PROGRAMS.values() if not program.packages],
     "cpu": [
         _full("seed2022"),
         _full("nothing_shared"),

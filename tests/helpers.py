@@ -20,7 +20,7 @@ import numpy as np
 from programs import Program, plain
 
 import jitscope
-from jitscope.callgraph import CallGraph
+from jitscope.structuring.callgraph import CallGraph
 
 TESTS = Path(__file__).parent
 

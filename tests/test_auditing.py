@@ -63,8 +63,10 @@ def global_counter():
     return layer
 
 
-@pytest.mark.parametrize("make, n_distinct, difference", [
-    (numpy_random, 4, ""), (key_in_an_object, 4, ""), (global_counter, 4, " against ")])
+@pytest.mark.parametrize(
+    "make, n_distinct, difference",
+    [(numpy_random, 4, ""), (key_in_an_object, 4, ""), (global_counter, 4, " against ")],
+)
 def test_body_that_depends_on_hidden_state_is_named(make, n_distinct, difference):
     layer = make()
     (finding,) = jitscope.audit(stack(layer), X).findings
@@ -126,8 +128,9 @@ def test_calls_under_transformations_are_audited():
     assert not jitscope.audit(jax.vmap(stack(layer)), X).is_clean
 
 
-@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jitscope.outermost_jit],
-                         ids=["plain", "jit", "outermost_jit"])
+@pytest.mark.parametrize(
+    "wrap", [lambda f: f, jax.jit, jitscope.outermost_jit], ids=["plain", "jit", "outermost_jit"]
+)
 def test_any_callable_is_audited_though_it_was_traced_before(wrap):
     net = wrap(stack(global_counter()))
     net(X)
@@ -142,8 +145,11 @@ def test_static_arguments_and_python_values_stay_what_they_are():
         assert mode == "b"
         return stack(layer, n)(x)
 
-    for fun in (net, jax.jit(net, static_argnums=1, static_argnames="mode"),
-                jitscope.outermost_jit(net, static_argnums=1, static_argnames="mode")):
+    for fun in (
+        net,
+        jax.jit(net, static_argnums=1, static_argnames="mode"),
+        jitscope.outermost_jit(net, static_argnums=1, static_argnames="mode"),
+    ):
         assert jitscope.audit(fun, X, 3, mode="b").n_calls == 3
 
 
@@ -187,7 +193,8 @@ def test_outermost_jit_warns_of_hidden_state():
 def test_outermost_jit_says_nothing_where_nothing_is_hidden():
     layer = jitscope.shared_subroutine(lambda x: x * 9)
     audited = jitscope.outermost_jit(audit=True, static_argnames="n")(
-        lambda x, n: stack(layer, n)(x))
+        lambda x, n: stack(layer, n)(x)
+    )
     np.testing.assert_allclose(audited(X, n=3), X * 9**3)
 
 

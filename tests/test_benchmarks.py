@@ -9,8 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import __main__ as suite_runner
-from benchmarks import compare, demo, dispatch, environment
+from benchmarks import __main__ as suite_runner, compare, demo, dispatch, environment
 from benchmarks.contenders import BASELINE, CONTENDERS
 from benchmarks.measure import measure
 from benchmarks.programs import PROGRAMS, agrees, digest

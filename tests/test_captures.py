@@ -10,14 +10,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jitscope.captures import Keys, captures_of, code_of, key_of, text_of, tracers_in
-from jitscope.subroutine import shared_subroutine
+from jitscope.subroutine.captures import Keys, captures_of, code_of, key_of, text_of, tracers_in
+from jitscope.subroutine.decorator import shared_subroutine
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.binary()
     | st.complex_numbers(),
-    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner)
-    | st.frozensets(st.integers()), max_leaves=8)
+    lambda inner: (
+        st.lists(inner)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(), inner)
+        | st.frozensets(st.integers())
+    ),
+    max_leaves=8,
+)
 
 
 def copied(value):
@@ -41,10 +52,21 @@ def test_equal_keys_mean_equal_types_and_values(a, b):
         assert type(a) is type(b) and repr(a) == repr(b)
 
 
-@pytest.mark.parametrize("a, b", [
-    (1, 1.0), (1, True), (0, False), (0.0, -0.0), ([1], (1,)), ((1,), (1.0,)),
-    ({1}, frozenset({1})), ({"a": 1, "b": 2}, {"b": 2, "a": 1}), (np.float32(1), np.float64(1)),
-    (complex(0, -0.0), 0j)])
+@pytest.mark.parametrize(
+    "a, b",
+    [
+        (1, 1.0),
+        (1, True),
+        (0, False),
+        (0.0, -0.0),
+        ([1], (1,)),
+        ((1,), (1.0,)),
+        ({1}, frozenset({1})),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        (np.float32(1), np.float64(1)),
+        (complex(0, -0.0), 0j),
+    ],
+)
 def test_values_that_python_calls_equal_but_a_trace_may_not(a, b):
     assert key_of(a) != key_of(b)
 
@@ -91,6 +113,7 @@ def test_arrays_compare_by_identity_and_never_to_one_with_a_reused_id(make):
 def make_function(k, helper=None, default=1):
     def inner(x, n=default):
         return x * k if helper is None else helper(x)
+
     return inner
 
 
@@ -143,6 +166,7 @@ def test_values_that_contain_themselves_have_keys():
     def recursive():
         def f(n):
             return f(n - 1)
+
         return f
 
     assert key_of(looped()) == key_of(looped())
@@ -157,6 +181,7 @@ def test_empty_cells_are_no_error():
     def outer():
         def f():
             return later
+
         key = key_of(f)
         later = 1
         return key, key_of(f)
@@ -170,7 +195,12 @@ def test_captures_are_named_as_in_the_source():
     assert list(captures_of(make_function(2, helper=len), keys)) == ["helper", "k"]
     partial = functools.partial(make_function(2), 1, n=3)
     assert list(captures_of(partial, keys)) == [
-        "args[0]", "n", "func.helper", "func.k", "func.defaults"]
+        "args[0]",
+        "n",
+        "func.helper",
+        "func.k",
+        "func.defaults",
+    ]
     texts = [text_of(k) for k in captures_of(make_function((1, 0.5), jnp.sin), keys).values()]
     assert texts[1] == "tuple(1, 0.5)"
 
@@ -182,8 +212,15 @@ def test_tracers_are_found_in_captures_containers_and_attributes():
     def check(x):
         holder = Holder()
         holder.inner = [x]
-        for value in (lambda: x, [x], {"k": (x,)}, functools.partial(len, x), holder,
-                      make_function(x), make_function(1, make_function(x))):
+        for value in (
+            lambda: x,
+            [x],
+            {"k": (x,)},
+            functools.partial(len, x),
+            holder,
+            make_function(x),
+            make_function(1, make_function(x)),
+        ):
             assert [t is x for t in tracers_in(value)] == [True]
         assert not tracers_in(len) and not tracers_in("x") and not tracers_in(Holder())
         keys = Keys()

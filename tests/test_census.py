@@ -14,12 +14,12 @@ from jax.sharding import PartitionSpec
 from programs import PROGRAMS
 
 from jitscope import _jax
-from jitscope.census import take_census
-from jitscope.constants import hoisted
-from jitscope.fingerprint import fingerprint
+from jitscope.ir.constants import hoisted
+from jitscope.ir.fingerprint import fingerprint
+from jitscope.ir.program import capture
 from jitscope.names import SubroutineName
-from jitscope.program import capture
-from jitscope.variants import find_variants
+from jitscope.structuring.census import take_census
+from jitscope.structuring.variants import find_variants
 
 X = np.ones(4, np.float32)
 
@@ -112,9 +112,7 @@ def test_nested_loops_multiply():
 
 def test_executions_of_a_loop_in_a_shared_body_multiply():
     f = step()
-    outer = named(
-        "outer", lambda x: lax.scan(lambda c, _: (f(c), None), x, length=3)[0]
-    )
+    outer = named("outer", lambda x: lax.scan(lambda c, _: (f(c), None), x, length=3)[0])
     body = body_named(census_of(lambda x: outer(outer(x))), "step")
     assert (body.n_uses, body.n_executions) == (1, 6)
 

@@ -12,9 +12,9 @@ from helpers import python_environment
 from report_samples import body, everything, hostile, program
 
 import jitscope.report
-from jitscope.cli import main
 from jitscope.report import diff, profiles
-from jitscope.reuse_report import ReuseReport, Seconds
+from jitscope.reuse.reuse_report import ReuseReport, Seconds
+from jitscope.running.cli import main
 
 
 def saved(tmp_path, name, report):
@@ -35,14 +35,32 @@ def test_report_shows_the_text(tmp_path, capsys):
 def test_report_writes_pages_and_profiles(tmp_path, capsys):
     path = saved(tmp_path, "run.json", everything())
     names = {"--html": "run.html", "--speedscope": "run.speedscope.json", "--pprof": "run.pb.gz"}
-    assert main(["report", path, *(part for option, name in names.items()
-                                   for part in (option, str(tmp_path / name)))]) == 0
+    assert (
+        main(
+            [
+                "report",
+                path,
+                *(
+                    part
+                    for option, name in names.items()
+                    for part in (option, str(tmp_path / name))
+                ),
+            ]
+        )
+        == 0
+    )
     assert capsys.readouterr().out == ""
     assert sorted(os.listdir(tmp_path)) == sorted(["run.json", *names.values()])
 
 
-@pytest.mark.parametrize("content, message", [
-    (None, "No such file"), ("{", "not JSON"), ('{"kind": "jitscope report", "format": 99}', "99")])
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (None, "No such file"),
+        ("{", "not JSON"),
+        ('{"kind": "jitscope report", "format": 99}', "99"),
+    ],
+)
 def test_file_that_is_no_report_is_an_error_of_usage(tmp_path, capsys, content, message):
     path = tmp_path / "run.json"
     if content is not None:
@@ -62,12 +80,20 @@ def test_page_that_cannot_be_written_is_said_so(tmp_path, capsys):
 
 
 def test_reader_that_has_seen_enough_is_no_error(tmp_path):
-    many = ReuseReport(tuple(program(body(f"b{i}" * 30), name=f"p{i}") for i in range(3)),
-                       failures=("x" * 100_000,))
+    many = ReuseReport(
+        tuple(program(body(f"b{i}" * 30), name=f"p{i}") for i in range(3)),
+        failures=("x" * 100_000,),
+    )
     path = saved(tmp_path, "run.json", many)
-    done = subprocess.run(f"'{sys.executable}' -m jitscope report '{path}' | head -n 1", shell=True,
-                          env=python_environment(), capture_output=True, text=True, timeout=60,
-                          check=False)
+    done = subprocess.run(
+        f"'{sys.executable}' -m jitscope report '{path}' | head -n 1",
+        shell=True,
+        env=python_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.stdout.count("\n") == 1 and done.stderr == ""
 
 
@@ -78,20 +104,23 @@ def grown(**changes):
     return of(dataclasses.replace(program(body()), **changes))
 
 
-@pytest.mark.parametrize("changes, budgets, status, shown", [
-    ({}, ["compiled=0"], 0, "no count changed"),
-    ({"n_compiled": 60}, [], 0, "model  compiled  30 -> 60  +100.0 %"),
-    ({"n_compiled": 60}, ["compiled=99"], 1, "over its budget of +99 %"),
-    ({"n_compiled": 60}, ["compiled=100%"], 0, "+100.0 %"),
-    ({"n_compiled": 60}, ["equations=0"], 0, "+100.0 %"),
-    ({"n_compiled": 20}, ["compiled=0"], 0, "-33.3 %"),
-    ({"n_compiled": 29}, ["compiled=-10"], 1, "over its budget of -10 %"),
-    ({"seconds": Seconds(5.0)}, [], 0, "no count changed"),
-    ({"seconds": Seconds(50.0)}, [], 0, "+1150.0 %"),
-    ({"seconds": Seconds(5.0)}, ["seconds=10"], 1, "over its budget"),
-    ({"name": "other"}, ["compiled=0", "equations=0"], 0, "new"),
-    ({"bodies": (body(), body("head", 1, 1))}, ["bodies=0"], 1, "bodies  1 -> 2"),
-])
+@pytest.mark.parametrize(
+    "changes, budgets, status, shown",
+    [
+        ({}, ["compiled=0"], 0, "no count changed"),
+        ({"n_compiled": 60}, [], 0, "model  compiled  30 -> 60  +100.0 %"),
+        ({"n_compiled": 60}, ["compiled=99"], 1, "over its budget of +99 %"),
+        ({"n_compiled": 60}, ["compiled=100%"], 0, "+100.0 %"),
+        ({"n_compiled": 60}, ["equations=0"], 0, "+100.0 %"),
+        ({"n_compiled": 20}, ["compiled=0"], 0, "-33.3 %"),
+        ({"n_compiled": 29}, ["compiled=-10"], 1, "over its budget of -10 %"),
+        ({"seconds": Seconds(5.0)}, [], 0, "no count changed"),
+        ({"seconds": Seconds(50.0)}, [], 0, "+1150.0 %"),
+        ({"seconds": Seconds(5.0)}, ["seconds=10"], 1, "over its budget"),
+        ({"name": "other"}, ["compiled=0", "equations=0"], 0, "new"),
+        ({"bodies": (body(), body("head", 1, 1))}, ["bodies=0"], 1, "bodies  1 -> 2"),
+    ],
+)
 def test_budget_decides_the_exit_status(tmp_path, capsys, changes, budgets, status, shown):
     before = saved(tmp_path, "before.json", of(program(body())))
     after = saved(tmp_path, "after.json", grown(**changes))
@@ -112,8 +141,11 @@ def test_more_traces_of_a_subroutine_exceed_a_budget():
 def test_programs_of_one_name_are_matched_in_order():
     before = of(program(body()), program(body("b", 2, 3)))
     after = of(program(body()), program(body("b", 2, 4)), program())
-    changed = [(c.before, c.after) for c in diff.difference(before, after).changes
-               if c.count == "equations"]
+    changed = [
+        (c.before, c.after)
+        for c in diff.difference(before, after).changes
+        if c.count == "equations"
+    ]
     assert changed == [(180, 180), (6, 8), (None, 1)]
 
 
@@ -134,9 +166,15 @@ def test_budget_that_makes_no_sense_is_refused(tmp_path, capsys, budget):
 
 
 def jitscope_process(tmp_path, *arguments):
-    return subprocess.run([sys.executable, "-m", "jitscope", *arguments], cwd=tmp_path, text=True,
-                          env=python_environment({"JITSCOPE_STRICT": "1"}), capture_output=True,
-                          timeout=100, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "jitscope", *arguments],
+        cwd=tmp_path,
+        text=True,
+        env=python_environment({"JITSCOPE_STRICT": "1"}),
+        capture_output=True,
+        timeout=100,
+        check=False,
+    )
 
 
 SCRIPT = """
@@ -218,7 +256,7 @@ def fields(message):
         key = varint()
         value = varint()
         if key & 7 == 2:
-            at, value = at + value, message[at:at + value]
+            at, value = at + value, message[at : at + value]
         else:
             assert key & 7 == 0
         found.append((key >> 3, value))
@@ -233,7 +271,7 @@ def split(data):
     start = 0
     for i, byte in enumerate(data):
         if byte < 0x80:
-            yield data[start:i + 1]
+            yield data[start : i + 1]
             start = i + 1
 
 
@@ -245,8 +283,12 @@ def test_pprof_profile_has_a_sample_for_each_stack(make):
     assert strings[0] == ""
     types = [dict(fields(value)) for number, value in profile if number == 1]
     assert [strings[kind[1]] for kind in types] == ["equations_before", "equations_after"]
-    functions = {f[1]: strings[f[2]] for number, value in profile if number == 5
-                 for f in [dict(fields(value))]}
+    functions = {
+        f[1]: strings[f[2]]
+        for number, value in profile
+        if number == 5
+        for f in [dict(fields(value))]
+    }
     lines = [line for one in report.programs for line in one.lines]
     samples = [dict(fields(value)) for number, value in profile if number == 2]
     assert [packed(sample[2]) for sample in samples] == [[a.n_before, a.n_after] for a in lines]

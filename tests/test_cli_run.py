@@ -481,7 +481,7 @@ def test_module_whose_import_fails_shows_its_own_error(tmp_path):
     done = jitscope_run(tmp_path, "-m", "package.m")
     assert done.returncode == 1
     assert "ModuleNotFoundError: No module named 'no_such_dependency'" in done.stderr
-    assert "jitscope/script.py" not in done.stderr
+    assert "jitscope/running/script.py" not in done.stderr
 
 
 def test_help_and_version_are_printed(tmp_path):

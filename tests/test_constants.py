@@ -10,10 +10,10 @@ from jax import lax
 from jax._src import core
 
 from jitscope import _jax
-from jitscope.constants import hoisted
-from jitscope.fingerprint import fingerprint
-from jitscope.program import capture
-from jitscope.restructure import restructure
+from jitscope.ir.constants import hoisted
+from jitscope.ir.fingerprint import fingerprint
+from jitscope.ir.program import capture
+from jitscope.structuring.restructure import restructure
 
 X = np.ones(64, np.float32)
 
@@ -164,7 +164,7 @@ def test_every_constant_counts_once_in_the_lowered_program():
 
 
 def test_restructuring_needs_no_constants_in_bodies():
-    from jitscope.policy import Decision, Plan, Structure
+    from jitscope.structuring.policy import Decision, Plan, Structure
 
     f, g = map(adding, arrays(2))
     program = hoisted(program_of(lambda x: g(f(x)), X))

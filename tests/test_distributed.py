@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from helpers import python_environment, share_all_policy
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import jitscope
 

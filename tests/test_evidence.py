@@ -8,9 +8,9 @@ from programs import PROGRAMS
 
 import jitscope
 from jitscope import _jax
-from jitscope.evidence import evidence_of
-from jitscope.program import capture
-from jitscope.variants import Variants
+from jitscope.ir.program import capture
+from jitscope.reuse.evidence import evidence_of
+from jitscope.structuring.variants import Variants
 
 FLAT = ["transformer", "mixture_of_experts", "nested_subroutines", "runge_kutta"]
 
@@ -76,7 +76,10 @@ def test_call_sites_are_grouped_by_line_and_scope():
     net.trace(1.0)
     (body,) = net.reuse().report().programs[0].bodies
     assert [(site.scope, site.n_calls) for site in body.sites] == [
-        ("tower", 2), ("head", 1), ("", 1)]
+        ("tower", 2),
+        ("head", 1),
+        ("", 1),
+    ]
     assert all("test_evidence.py" in site.source for site in body.sites)
     assert len({site.source for site in body.sites}) == 2
 

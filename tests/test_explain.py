@@ -27,9 +27,16 @@ def only(report):
     return program
 
 
-@pytest.mark.parametrize("wrap", [
-    lambda f: f, jax.jit, jitscope.outermost_jit, lambda f: functools.partial(f),
-], ids=["plain", "jit", "outermost_jit", "partial"])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda f: f,
+        jax.jit,
+        jitscope.outermost_jit,
+        lambda f: functools.partial(f),
+    ],
+    ids=["plain", "jit", "outermost_jit", "partial"],
+)
 def test_any_callable_is_explained_with_true_counts(wrap):
     program = only(jitscope.explain(wrap(net), *ARGS))
     assert program.n_equations == count(jax.make_jaxpr(net)(*ARGS))
@@ -75,8 +82,11 @@ def test_static_arguments_stay_static():
             x = jnp.sin(x)
         return x
 
-    for fun in (jax.jit(power, static_argnums=1), jax.jit(power, static_argnames="n"),
-                jitscope.outermost_jit(power, static_argnames="n")):
+    for fun in (
+        jax.jit(power, static_argnums=1),
+        jax.jit(power, static_argnames="n"),
+        jitscope.outermost_jit(power, static_argnames="n"),
+    ):
         assert only(jitscope.explain(fun, 1.0, n=5)).n_equations == 5
 
 

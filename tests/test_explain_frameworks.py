@@ -7,7 +7,7 @@ from test_evidence import count
 
 import jitscope
 from jitscope import _jax
-from jitscope.evidence import _MAX_SITES
+from jitscope.reuse.evidence import _MAX_SITES
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -54,8 +54,9 @@ def mjx_step():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("make", [haiku_resnet, flax_transformer, mjx_step],
-                         ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [haiku_resnet, flax_transformer, mjx_step], ids=lambda make: make.__name__
+)
 def test_counts_are_true(make):
     fun, args = make()
     (program,) = jitscope.explain(fun, *args).programs
@@ -67,5 +68,6 @@ def test_counts_are_true(make):
     assert 0 <= program.n_shared_calls - program.compiled.n_kept_calls <= 1
     assert program.compiled.n_kept_bodies == len(program.shared)
     for body in program.bodies:
-        assert len(body.sites) == _MAX_SITES or sum(
-            site.n_calls for site in body.sites) == body.n_uses
+        assert (
+            len(body.sites) == _MAX_SITES or sum(site.n_calls for site in body.sites) == body.n_uses
+        )

@@ -18,15 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import run_python
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from programs import PROGRAMS, plain
 
 from jitscope import _jax
-from jitscope.fingerprint import equation_token, fingerprint
+from jitscope.ir.fingerprint import equation_token, fingerprint
 
 X = np.ones(3, np.float32)
 M = np.ones((3, 3), np.float32)

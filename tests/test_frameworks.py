@@ -33,8 +33,9 @@ def test_unannotated_program_gives_what_jit_gives(program: FrameworkProgram):
 @each_program
 def test_program_with_every_repeat_kept_gives_what_jit_gives(program: FrameworkProgram):
     fun = jitscope.outermost_jit(program.case.fun, policy=share_all_policy())
-    assert_same(fun(*program.case.args), program.expected,
-                tolerance_factor=program.tolerance_factor)
+    assert_same(
+        fun(*program.case.args), program.expected, tolerance_factor=program.tolerance_factor
+    )
     assert fun.reuse().n_shared_calls > 0
 
 
@@ -43,11 +44,17 @@ def test_repeats_are_found_and_named_after_their_functions(program: FrameworkPro
     fun = jitscope.outermost_jit(program.case.fun)
     fun.trace(*program.case.args)
     found = body_uses(fun)
-    missing = {name: found.get(name) for name, n_uses in program.repeats.items()
-               if found.get(name, (0,))[0] < n_uses}
+    missing = {
+        name: found.get(name)
+        for name, n_uses in program.repeats.items()
+        if found.get(name, (0,))[0] < n_uses
+    }
     assert not missing, found
-    kept = {name for name, decided in decisions(fun).items()
-            if any(structure == "SHARED" for structure, _ in decided)}
+    kept = {
+        name
+        for name, decided in decisions(fun).items()
+        if any(structure == "SHARED" for structure, _ in decided)
+    }
     assert program.kept <= kept
 
 

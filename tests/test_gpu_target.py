@@ -26,12 +26,15 @@ def recorded(name):
 # --- counting -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "kernels"), [
-    ("h200_inlined", Kernels(gemms=2, fusions=3)),
-    ("h200_kept", Kernels(loop_dots=2, fusions=8)),
-    ("cpu_inlined", Kernels(gemms=2, fusions=6)),
-    ("cpu_kept", Kernels(gemms=2, fusions=6)),
-])
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        ("h200_inlined", Kernels(gemms=2, fusions=3)),
+        ("h200_kept", Kernels(loop_dots=2, fusions=8)),
+        ("cpu_inlined", Kernels(gemms=2, fusions=6)),
+        ("cpu_kept", Kernels(gemms=2, fusions=6)),
+    ],
+)
 def test_kernels_of_recorded_programs(name, kernels):
     assert look_into(recorded(name)) == kernels
 
@@ -41,41 +44,59 @@ def program(*instructions, computations=""):
     return f"HloModule m\n{computations}\nENTRY %main (x: f32[8,8]) -> f32[8,8] {{\n{lines}\n}}\n"
 
 
-@pytest.mark.parametrize(("instruction", "kernels"), [
-    ("%p = f32[8,8]{1,0} parameter(0)", Kernels()),
-    ("%t = (f32[8]{0}, /*index=1*/f32[8]{0}) tuple(%a, %b)", Kernels()),
-    ("%b = f32[64]{0} bitcast(%a)", Kernels()),
-    ("%c = f32[8,8]{0,1} copy(%a)", Kernels(others=1)),
-    ("%s = (f32[8]{0}, s32[8]{0}) sort(%a, %b), dimensions={0}, to_apply=%less", Kernels(others=1)),
-    ("ROOT %d = f32[8,8]{1,0} dot(%a, %b), lhs_contracting_dims={1}", Kernels(dots=1)),
-    ('%g = (f32[8,8]{1,0}, s8[4096]{0}) custom-call(%a, %b), custom_call_target="__cublas$gemm"',
-     Kernels(gemms=1)),
-    ('%g = (f32[8,8]{1,0}, s8[0]{0}) custom-call(%a), custom_call_target="__cublas$lt$matmul"',
-     Kernels(gemms=1)),
-    ('%k = f32[8]{0} custom-call(%a), custom_call_target="cusolver_potrf"', Kernels(others=1)),
-    ('%g = f32[8,8]{1,0} fusion(%a), kind=kCustom, calls=%product, '
-     'backend_config={"fusion_backend_config":{"kind":"__triton_nested_gemm_fusion"}}',
-     Kernels(gemms=1)),
-    ("%w = f32[8,8]{1,0} fusion(%a, %b), kind=kLoop, calls=%product", Kernels(loop_dots=1)),
-    ('%t = f32[8,8]{1,0} fusion(%a), kind=kCustom, calls=%sum, backend_config={"kind":"__triton"}',
-     Kernels(fusions=1)),
-], ids=lambda value: None if isinstance(value, Kernels) else value.split(", calls")[0][:40])
+@pytest.mark.parametrize(
+    ("instruction", "kernels"),
+    [
+        ("%p = f32[8,8]{1,0} parameter(0)", Kernels()),
+        ("%t = (f32[8]{0}, /*index=1*/f32[8]{0}) tuple(%a, %b)", Kernels()),
+        ("%b = f32[64]{0} bitcast(%a)", Kernels()),
+        ("%c = f32[8,8]{0,1} copy(%a)", Kernels(others=1)),
+        (
+            "%s = (f32[8]{0}, s32[8]{0}) sort(%a, %b), dimensions={0}, to_apply=%less",
+            Kernels(others=1),
+        ),
+        ("ROOT %d = f32[8,8]{1,0} dot(%a, %b), lhs_contracting_dims={1}", Kernels(dots=1)),
+        (
+            '%g = (f32[8,8]{1,0}, s8[4096]{0}) custom-call(%a, %b), custom_call_target="__cublas$gemm"',
+            Kernels(gemms=1),
+        ),
+        (
+            '%g = (f32[8,8]{1,0}, s8[0]{0}) custom-call(%a), custom_call_target="__cublas$lt$matmul"',
+            Kernels(gemms=1),
+        ),
+        ('%k = f32[8]{0} custom-call(%a), custom_call_target="cusolver_potrf"', Kernels(others=1)),
+        (
+            "%g = f32[8,8]{1,0} fusion(%a), kind=kCustom, calls=%product, "
+            'backend_config={"fusion_backend_config":{"kind":"__triton_nested_gemm_fusion"}}',
+            Kernels(gemms=1),
+        ),
+        ("%w = f32[8,8]{1,0} fusion(%a, %b), kind=kLoop, calls=%product", Kernels(loop_dots=1)),
+        (
+            '%t = f32[8,8]{1,0} fusion(%a), kind=kCustom, calls=%sum, backend_config={"kind":"__triton"}',
+            Kernels(fusions=1),
+        ),
+    ],
+    ids=lambda value: None if isinstance(value, Kernels) else value.split(", calls")[0][:40],
+)
 def test_kind_of_kernel(instruction, kernels):
-    computations = ("\n%product (a: f32[8,8]) -> f32[8,8] {\n"
-                    "  ROOT %d = f32[8,8]{1,0} dot(%a, %a), lhs_contracting_dims={1}\n}\n"
-                    "\n%sum (a: f32[8,8]) -> f32[8,8] {\n"
-                    "  ROOT %s = f32[8,8]{1,0} add(%a, %a)\n}\n")
+    computations = (
+        "\n%product (a: f32[8,8]) -> f32[8,8] {\n"
+        "  ROOT %d = f32[8,8]{1,0} dot(%a, %a), lhs_contracting_dims={1}\n}\n"
+        "\n%sum (a: f32[8,8]) -> f32[8,8] {\n"
+        "  ROOT %s = f32[8,8]{1,0} add(%a, %a)\n}\n"
+    )
     assert look_into(program(instruction, computations=computations)) == kernels
 
 
 def test_called_computations_count_once_for_each_call():
-    twice = ("\n%inner (a: f32[8,8]) -> f32[8,8] {\n"
-             "  ROOT %d = f32[8,8]{1,0} dot(%a, %a)\n}\n")
-    hlo = program("%a = f32[8,8]{1,0} call(%x), to_apply=%inner",
-                  "%b = f32[8,8]{1,0} call(%a), to_apply=%inner",
-                  "%w = (s32[], f32[8,8]{1,0}) while(%b), condition=%c, body=%inner",
-                  "%i = f32[8,8]{1,0} conditional(%w), branch_computations={%inner, %inner}",
-                  computations=twice)
+    twice = "\n%inner (a: f32[8,8]) -> f32[8,8] {\n  ROOT %d = f32[8,8]{1,0} dot(%a, %a)\n}\n"
+    hlo = program(
+        "%a = f32[8,8]{1,0} call(%x), to_apply=%inner",
+        "%b = f32[8,8]{1,0} call(%a), to_apply=%inner",
+        "%w = (s32[], f32[8,8]{1,0}) while(%b), condition=%c, body=%inner",
+        "%i = f32[8,8]{1,0} conditional(%w), branch_computations={%inner, %inner}",
+        computations=twice,
+    )
     assert look_into(hlo) == Kernels(dots=5)
 
 
@@ -107,10 +128,14 @@ def test_calls_that_are_inlined_all_the_same_fail_the_probe(platform):
 
 
 def test_calls_that_multiply_the_kernels_fail_the_probe():
-    body = "\n%body (a: f32[8,8]) -> f32[8,8] {\n" + "".join(
-        f"  %c{i} = f32[8,8]{{0,1}} copy(%a)\n" for i in range(4)) + "}\n"
-    kept = program(*(f"%{i} = f32[8,8]{{1,0}} call(%x), to_apply=%body" for i in "ab"),
-                   computations=body)
+    body = (
+        "\n%body (a: f32[8,8]) -> f32[8,8] {\n"
+        + "".join(f"  %c{i} = f32[8,8]{{0,1}} copy(%a)\n" for i in range(4))
+        + "}\n"
+    )
+    kept = program(
+        *(f"%{i} = f32[8,8]{{1,0}} call(%x), to_apply=%body" for i in "ab"), computations=body
+    )
     inlined = program("%c = f32[8,8]{0,1} copy(%x)")
     assert judge_probe(kept, inlined).reason == "8 kernels against 1 inlined"
 
@@ -125,7 +150,8 @@ def test_memory_of_stages_counts_what_lives_between_them():
     policy = jitscope.Policy(min_uses=2, min_equations=1, min_saved=1)
     x = jnp.ones((64, 64))
     staged = gpu_target.compile_abstract(
-        lambda: jitscope.outermost_jit(fun, staged=True, policy=policy).lower(x))
+        lambda: jitscope.outermost_jit(fun, staged=True, policy=policy).lower(x)
+    )
     assert staged.n_executables == 1
     assert staged.kernels.gemms + staged.kernels.dots == 4
     assert staged.peak_bytes == staged.temp_bytes + 2 * x.nbytes

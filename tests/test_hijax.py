@@ -35,8 +35,11 @@ def under_a_gradient(x):
     return jax.grad(lambda x: (x * jnp.nonzero(x, size=4)[0]).sum())(x)
 
 
-@pytest.mark.parametrize("fun", [direct, in_a_subroutine, repeated, in_a_scan, under_a_gradient],
-                         ids=lambda fun: fun.__name__)
+@pytest.mark.parametrize(
+    "fun",
+    [direct, in_a_subroutine, repeated, in_a_scan, under_a_gradient],
+    ids=lambda fun: fun.__name__,
+)
 def test_result_is_that_of_jit(fun):
     expected = jax.jit(fun)(X)
     np.testing.assert_allclose(jitscope.outermost_jit(fun)(X), expected, rtol=1e-5)

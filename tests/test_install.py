@@ -15,7 +15,7 @@ import pytest
 from helpers import kept_calls, share_all_policy
 
 import jitscope
-from jitscope.records import registering
+from jitscope.reuse.records import registering
 from jitscope.settings import disabled
 
 

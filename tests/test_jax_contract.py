@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax._src import core, effects, shard_map, source_info_util, traceback_util
-from jax._src.interpreters import ad, remat
-from jax._src.interpreters import partial_eval as pe
+from jax._src.interpreters import ad, partial_eval as pe, remat
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import primitives
 from jax.interpreters import batching, mlir
@@ -128,9 +127,7 @@ with_other_vjp.defvjp(lambda x: (jnp.sin(x), None), lambda _, ct: (ct,))
 OTHER_RULES = {
     primitives.custom_jvp_call_p: with_other_jvp,
     primitives.custom_vjp_call_p: with_other_vjp,
-    primitives.remat_p: jax.checkpoint(
-        jnp.sin, policy=jax.checkpoint_policies.everything_saveable
-    ),
+    primitives.remat_p: jax.checkpoint(jnp.sin, policy=jax.checkpoint_policies.everything_saveable),
 }
 
 
@@ -563,7 +560,7 @@ def test_context_of_its_own_makes_an_equation_immovable():
 
 
 def test_monitoring_reports_each_phase_with_the_name_of_the_function():
-    from jitscope.phases import _EVENTS
+    from jitscope.reuse.phases import _EVENTS
 
     heard = []
 
@@ -589,9 +586,7 @@ def test_options_of_jit_are_its_parameters():
         "static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "in_shardings",
         "out_shardings", "keep_unused", "device", "backend", "inline", "compiler_options",
     } <= parameters.keys()  # fmt: skip
-    assert all(
-        p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values()
-    )
+    assert all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
 
 def test_jit_name_of_a_call_passes_through_transformations_unchanged():
@@ -613,7 +608,8 @@ def test_jit_name_of_a_call_passes_through_transformations_unchanged():
     ]
     for jaxpr in cases:
         names = [
-            e.params["name"] for e in every_equation(jaxpr)
+            e.params["name"]
+            for e in every_equation(jaxpr)
             if e.primitive is _jax.jit_p and str(e.params["name"]) == "fun"
         ]
         assert names

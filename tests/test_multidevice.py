@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from helpers import assert_same, body_uses, collectives, fresh, share_all_policy, tagged_calls
 from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 from programs import normal, plain
 
 import jitscope

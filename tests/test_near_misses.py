@@ -114,17 +114,29 @@ def array_captured_in_a_loop(x):
     return make(np.arange(12.0).reshape(3, 4))(make(np.ones((3, 4)))(x))
 
 
-@pytest.mark.parametrize("fun, difference, change", [
-    (static_value, "gain: 4.0 against 3.0 (mul at ", "pass the value as an array argument"),
-    (layer_index, "layer_idx: 4.0 against 3.0 (mul at ", "pass the value as an array argument"),
-    (weak_type, "weak type of operand 1: False against True", "jnp.asarray(value, dtype)"),
-    (dtype, "dtype of operand 0: bfloat16 against float32", "cast to one dtype"),
-    (shape, "shape of operand 0: (1, 4) against (2, 4)", "pad or reshape to one shape"),
-    (unused_argument, "arguments that are not used: 1 against 0", "leave the unused argument out"),
-    (parameter, "dimensions: (1,) against (0,) (rev at ", "a static argument of Python ends up"),
-    (branch, "9 equations against 8; more: 1 cos", "Python `if` on a static value"),
-    (literal_in_a_loop, "4.0 against 3.0 (mul at ", "pass the value as an array argument"),
-], ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    "fun, difference, change",
+    [
+        (static_value, "gain: 4.0 against 3.0 (mul at ", "pass the value as an array argument"),
+        (layer_index, "layer_idx: 4.0 against 3.0 (mul at ", "pass the value as an array argument"),
+        (weak_type, "weak type of operand 1: False against True", "jnp.asarray(value, dtype)"),
+        (dtype, "dtype of operand 0: bfloat16 against float32", "cast to one dtype"),
+        (shape, "shape of operand 0: (1, 4) against (2, 4)", "pad or reshape to one shape"),
+        (
+            unused_argument,
+            "arguments that are not used: 1 against 0",
+            "leave the unused argument out",
+        ),
+        (
+            parameter,
+            "dimensions: (1,) against (0,) (rev at ",
+            "a static argument of Python ends up",
+        ),
+        (branch, "9 equations against 8; more: 1 cos", "Python `if` on a static value"),
+        (literal_in_a_loop, "4.0 against 3.0 (mul at ", "pass the value as an array argument"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
 def test_difference_is_named_with_its_value_and_its_cure(fun, difference, change):
     miss = only_miss(fun, X)
     assert any(difference in text for text in miss.differences), miss.differences
@@ -184,10 +196,14 @@ def test_jit_options_are_told_as_the_reason():
     assert "shardings or layouts of its own" in body.reason
 
 
-@pytest.mark.parametrize("make", [
-    lambda: jax.jit(lambda x: chain(x)),
-    lambda: jax.jit(__import__("functools").partial(chain)),
-], ids=["lambda", "partial"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: jax.jit(lambda x: chain(x)),
+        lambda: jax.jit(__import__("functools").partial(chain)),
+    ],
+    ids=["lambda", "partial"],
+)
 def test_equal_function_made_anew_for_each_call_is_told(make):
     @jitscope.outermost_jit
     def net(x):

@@ -7,20 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import assert_same, run_python
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from jax import lax
 from programs import PROGRAMS, plain
 
 from jitscope import _jax
-from jitscope.census import take_census
-from jitscope.constants import hoisted
-from jitscope.fingerprint import fingerprint
+from jitscope.ir.constants import hoisted
+from jitscope.ir.fingerprint import fingerprint
+from jitscope.ir.program import capture
 from jitscope.names import SubroutineName, is_outlined
-from jitscope.outline import outline
-from jitscope.policy import Policy
-from jitscope.program import capture
-from jitscope.restructure import restructure
+from jitscope.outlining.outline import outline
+from jitscope.structuring.census import take_census
+from jitscope.structuring.policy import Policy
+from jitscope.structuring.restructure import restructure
 
 SMALL = settings(max_examples=20)
 
@@ -84,10 +83,18 @@ def network(x, ws):
 # --- random programs with planted repeats -------------------------------------------------------
 
 OPERATIONS = [
-    lambda x, y, c: lax.sin(x), lambda x, y, c: lax.cos(x), lambda x, y, c: lax.tanh(x),
-    lambda x, y, c: lax.neg(x), lambda x, y, c: lax.abs(x), lambda x, y, c: lax.floor(x),
-    lambda x, y, c: x * y, lambda x, y, c: x + y, lambda x, y, c: x - y,
-    lambda x, y, c: lax.max(x, y), lambda x, y, c: lax.min(x, y), lambda x, y, c: lax.dot(x, y),
+    lambda x, y, c: lax.sin(x),
+    lambda x, y, c: lax.cos(x),
+    lambda x, y, c: lax.tanh(x),
+    lambda x, y, c: lax.neg(x),
+    lambda x, y, c: lax.abs(x),
+    lambda x, y, c: lax.floor(x),
+    lambda x, y, c: x * y,
+    lambda x, y, c: x + y,
+    lambda x, y, c: x - y,
+    lambda x, y, c: lax.max(x, y),
+    lambda x, y, c: lax.min(x, y),
+    lambda x, y, c: lax.dot(x, y),
     lambda x, y, c: x / c,
 ]
 
@@ -117,8 +124,7 @@ def plans(draw):
     links = draw(st.lists(st.integers(0, 9), min_size=len(word), max_size=len(word)))
     n_uses = draw(st.integers(2, 6))
     gaps = draw(st.lists(st.booleans(), min_size=n_uses, max_size=n_uses))
-    constants = draw(st.lists(
-        st.sampled_from([1.5, 2.5, 3.5]), min_size=n_uses, max_size=n_uses))
+    constants = draw(st.lists(st.sampled_from([1.5, 2.5, 3.5]), min_size=n_uses, max_size=n_uses))
     return word, links, gaps, constants, draw(st.booleans())
 
 
@@ -128,21 +134,26 @@ def test_planted_repeat_is_found_whole_and_values_stay(plan):
     word, _, gaps, _, _ = plan
     w, x = arrays(3, 3, n=2)
     bodies = found(outlined(planted(*plan), x, w))
-    assert [(n_uses, n_equations) for _, n_uses, n_equations in bodies] == [
-        (len(gaps), len(word))]
+    assert [(n_uses, n_equations) for _, n_uses, n_equations in bodies] == [(len(gaps), len(word))]
 
 
 @SMALL
-@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 9)), min_size=1, max_size=12),
-       st.integers(1, 6), st.data())
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.integers(0, 9)), min_size=1, max_size=12),
+    st.integers(1, 6),
+    st.data(),
+)
 def test_any_straight_line_program_keeps_its_values(steps, n_uses, data):
     def fun(x, w):
         for _ in range(n_uses):
             values = [w, x]
             order = data.draw(st.permutations(steps))
             for operation, link in order:
-                values.append(OPERATIONS[operation](
-                    values[-1 - link % len(values)], values[link % len(values)], 1.5))
+                values.append(
+                    OPERATIONS[operation](
+                        values[-1 - link % len(values)], values[link % len(values)], 1.5
+                    )
+                )
             x = lax.sin(sum(values))
         return x
 
@@ -154,10 +165,13 @@ def test_any_straight_line_program_keeps_its_values(steps, n_uses, data):
 
 
 def test_layers_of_a_network_and_its_gradient_are_two_bodies():
-    program = outlined(jax.value_and_grad(network, argnums=(0, 1)), *arrays(4, 4, n=1),
-                       arrays(4, 4, n=6))
+    program = outlined(
+        jax.value_and_grad(network, argnums=(0, 1)), *arrays(4, 4, n=1), arrays(4, 4, n=6)
+    )
     assert [(name, n_uses) for name, n_uses, _ in found(program)] == [
-        ("block", 6), ("block_transposed", 6)]
+        ("block", 6),
+        ("block_transposed", 6),
+    ]
 
 
 def test_only_the_residual_stream_crosses_the_cut():
@@ -173,8 +187,9 @@ def test_constants_that_differ_become_operands_and_equal_ones_stay_inside():
 
     program = outlined(fun, *arrays(3, n=1))
     assert {len(call.invars) for call in calls(program)} == {2}
-    literals = [a.val for call in calls(program) for a in call.invars
-                if isinstance(a, _jax.Literal)]
+    literals = [
+        a.val for call in calls(program) for a in call.invars if isinstance(a, _jax.Literal)
+    ]
     assert [float(v) for v in literals] == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
@@ -279,8 +294,9 @@ def test_one_remat_for_each_layer_is_one_body():
     assert 5 in [n_uses for _, n_uses, _ in found(program)]
 
 
-@pytest.mark.parametrize("around", ["scan", "while_loop", "cond", "remat", "jit", "custom_jvp",
-                                    "custom_vjp"])
+@pytest.mark.parametrize(
+    "around", ["scan", "while_loop", "cond", "remat", "jit", "custom_jvp", "custom_vjp"]
+)
 def test_repeats_are_found_inside(around):
     ws = arrays(4, 4, n=5)
 
@@ -344,9 +360,13 @@ def test_marked_calls_are_in_no_body():
     program = captured(fun, *arrays(4, 4, n=1), arrays(4, 4, n=6))
     marked = [
         eqn.replace(params={**eqn.params, "name": SubroutineName("inner")})
-        if eqn.primitive is _jax.jit_p else eqn for eqn in _jax.equations(program.jaxpr)]
-    program = type(program)(program.name, _jax.rebuilt(program.jaxpr, eqns=marked),
-                            program.out_tree)
+        if eqn.primitive is _jax.jit_p
+        else eqn
+        for eqn in _jax.equations(program.jaxpr)
+    ]
+    program = type(program)(
+        program.name, _jax.rebuilt(program.jaxpr, eqns=marked), program.out_tree
+    )
     result = outline(program)
     assert result is not program
     assert sum(e.params.get("name") == "inner" for e in _jax.equations(result.jaxpr)) == 6
@@ -404,9 +424,11 @@ def test_declined_calls_leave_no_trace():
     result = outline(program)
     spliced = restructure(result, Policy()(take_census(result)))
     assert [e.primitive for e in _jax.equations(spliced.jaxpr)] == [
-        e.primitive for e in _jax.equations(program.jaxpr)]
+        e.primitive for e in _jax.equations(program.jaxpr)
+    ]
     assert [str(e.source_info.name_stack) for e in _jax.equations(spliced.jaxpr)] == [
-        str(e.source_info.name_stack) for e in _jax.equations(program.jaxpr)]
+        str(e.source_info.name_stack) for e in _jax.equations(program.jaxpr)
+    ]
 
 
 # --- the catalogue, names, determinism ----------------------------------------------------------
@@ -448,6 +470,7 @@ def test_outlining_is_the_same_in_every_process():
         "from test_outline import captured, network, outline, take_census\n"
         "x = jnp.ones((4, 4))\n"
         "p = captured(jax.value_and_grad(network, argnums=(0, 1)), x, [x] * 6)\n"
-        "print([(b.fingerprint.digest, b) for b in take_census(outline(p)).bodies])\n")
+        "print([(b.fingerprint.digest, b) for b in take_census(outline(p)).bodies])\n"
+    )
     first, second = (run_python(["-c", code], {"PYTHONHASHSEED": seed}) for seed in "12")
     assert first == second

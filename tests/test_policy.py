@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from jitscope.census import Body, Census
-from jitscope.fingerprint import Fingerprint
-from jitscope.policy import Decision, Plan, Policy, Structure
+from jitscope.ir.fingerprint import Fingerprint
+from jitscope.structuring.census import Body, Census
+from jitscope.structuring.policy import Decision, Plan, Policy, Structure
 
 
 def body(**fields):

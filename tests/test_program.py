@@ -13,7 +13,7 @@ from jax._src import core
 from programs import PROGRAMS, plain
 
 from jitscope import _jax
-from jitscope.program import Program, capture, count_equations
+from jitscope.ir.program import Program, capture, count_equations
 
 X = np.ones(3, np.float32)
 

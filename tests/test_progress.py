@@ -33,8 +33,10 @@ def test_line_comes_once_after_a_few_seconds_of_compiling(reuse):
     assert one.look(6.0, True) == (True, "")
     go_on, text = one.look(7.5, True)
     assert not go_on
-    assert text == ("jitscope: XLA has been compiling model for 6 s; its largest repeated body is "
-                    "layer, 6 calls of 3 equations (SHARED)")
+    assert text == (
+        "jitscope: XLA has been compiling model for 6 s; its largest repeated body is "
+        "layer, 6 calls of 3 equations (SHARED)"
+    )
 
 
 def test_seconds_between_compilations_do_not_count(reuse):

@@ -61,8 +61,9 @@ def test_seconds_come_in_as_they_pass():
 
 def test_all_threads_are_recorded():
     with jitscope.recording() as record:
-        threads = [threading.Thread(target=lambda i=i: structured(f"thread{i}")(1.0))
-                   for i in range(6)]
+        threads = [
+            threading.Thread(target=lambda i=i: structured(f"thread{i}")(1.0)) for i in range(6)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -122,17 +123,22 @@ def test_recording_can_be_printed_and_shown():
     assert record._repr_html_().startswith("<iframe")
 
 
-@pytest.mark.parametrize("use, problem", [
-    (lambda layer: None, "decorated but never called"),
-    (lambda layer: layer(1.0), "called, but never under a trace"),
-    (lambda layer: jax.jit(layer)(1.0), "called once, so there is nothing to share"),
-    (lambda layer: jax.jit(lambda x: layer(x[:1]) + layer(x))(jnp.ones(2)), "never reused"),
-    (lambda layer: jax.jit(lambda x: layer(layer(x)))(1.0), None),
-], ids=["never called", "never traced", "once", "never reused", "reused"])
+@pytest.mark.parametrize(
+    "use, problem",
+    [
+        (lambda layer: None, "decorated but never called"),
+        (lambda layer: layer(1.0), "called, but never under a trace"),
+        (lambda layer: jax.jit(layer)(1.0), "called once, so there is nothing to share"),
+        (lambda layer: jax.jit(lambda x: layer(x[:1]) + layer(x))(jnp.ones(2)), "never reused"),
+        (lambda layer: jax.jit(lambda x: layer(layer(x)))(1.0), None),
+    ],
+    ids=["never called", "never traced", "once", "never reused", "reused"],
+)
 def test_subroutine_that_is_of_no_use_is_told(use, problem):  # REPORTS 97
     # Code of its own for each case: functions with one code are counted together.
-    layer = jitscope.shared_subroutine(eval(f"lambda x: x + {abs(hash(problem)) % 9999}"),
-                                       name=f"for {problem}")
+    layer = jitscope.shared_subroutine(
+        eval(f"lambda x: x + {abs(hash(problem)) % 9999}"), name=f"for {problem}"
+    )
     use(layer)
     (mine,) = [s for s in jitscope.stats().subroutines if s.name == f"for {problem}"]
     assert [p.startswith(problem) for p in mine.problems] == ([True] if problem else [])

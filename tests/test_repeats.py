@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from jitscope.repeats import Preferences, Repeat, take_repeats
-from jitscope.suffixes import SuffixIndex
+from jitscope.outlining.repeats import Preferences, Repeat, take_repeats
+from jitscope.outlining.suffixes import SuffixIndex
 
 SEQUENCES = st.lists(st.integers(0, 3), max_size=60)
 
@@ -96,8 +95,11 @@ def test_scattered_repeat_is_found_whole(length, n_uses, data):
 
 @given(st.integers(6, 30), st.integers(2, 12), st.integers(0, 5), st.integers(0, 5))
 def test_tandem_repeat_is_found_with_its_period(length, n_uses, before, after):
-    tokens = [*range(1000, 1000 + before), *list(range(length)) * n_uses,
-              *range(2000, 2000 + after)]
+    tokens = [
+        *range(1000, 1000 + before),
+        *list(range(length)) * n_uses,
+        *range(2000, 2000 + after),
+    ]
     starts = tuple(before + length * i for i in range(n_uses))
     assert found(tokens, min_length=6) == [(length, starts)]
 
@@ -122,8 +124,11 @@ def test_groups_of_a_run_are_one_repeat():
 def test_short_period_is_stretched_to_whole_periods():
     tokens = [0, 1] * 128
     ((length, starts),) = found(
-        tokens, min_length=6, cut_cost=lambda period: np.ones(len(tokens) + 1),
-        stretch=lambda start, period: 15)
+        tokens,
+        min_length=6,
+        cut_cost=lambda period: np.ones(len(tokens) + 1),
+        stretch=lambda start, period: 15,
+    )
     assert (length, starts) == (16, tuple(range(0, 256, 16)))
 
 
@@ -138,12 +143,15 @@ def test_more_valuable_repeat_is_taken_first():
     assert first == (20, (0, 21, 51))
 
 
-@pytest.mark.parametrize("tokens", [
-    [0] * 5000,
-    np.random.default_rng(0).integers(0, 2, 5000).tolist(),
-    list(range(5000)),
-    [],
-    [1],
-])
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        [0] * 5000,
+        np.random.default_rng(0).integers(0, 2, 5000).tolist(),
+        list(range(5000)),
+        [],
+        [1],
+    ],
+)
 def test_degenerate_sequences_are_bounded(tokens):
     assert isinstance(found(tokens, min_length=6), list)

@@ -10,7 +10,7 @@ import pytest
 from report_samples import HOSTILE, body, everything, hostile, layers, program, traced_report
 
 from jitscope.report import html, json
-from jitscope.reuse_report import ReuseReport
+from jitscope.reuse.reuse_report import ReuseReport
 
 
 class Elements(HTMLParser):
@@ -31,8 +31,9 @@ class Elements(HTMLParser):
             self.scripts[-1] += data
 
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
-                None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 
 
@@ -154,11 +155,25 @@ def browse(tmp_path, report, *flags):
     path = tmp_path / "page.html"
     path.write_text(html.render(report).replace("</head>", DRIVER + "</head>", 1), "utf-8")
     done = subprocess.run(
-        [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
-         f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1200,900",
-         "--virtual-time-budget=5000", *flags, "--dump-dom", path.as_uri()],
-        capture_output=True, text=True, timeout=50, check=False,
-        env={**os.environ, "DBUS_SESSION_BUS_ADDRESS": "disabled:"})
+        [
+            CHROMIUM,
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--enable-logging=stderr",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--window-size=1200,900",
+            "--virtual-time-budget=5000",
+            *flags,
+            "--dump-dom",
+            path.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        env={**os.environ, "DBUS_SESSION_BUS_ADDRESS": "disabled:"},
+    )
     found = re.search(r'<output id="result">([^<]*)</output>', done.stdout)
     assert found, done.stderr[-3000:]
     console = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
@@ -177,13 +192,22 @@ def test_page_works_in_a_browser(tmp_path):
     assert seen["by_uses"] == [[layer, head], "descending"]
     expanded, detail = seen["opened"]
     assert expanded == "true"
-    for part in ("6 × models/model.py:12 (net), in net/layer", "n: 3.0 against 4.0",
-                 "To share: pass it.", "{ lambda ;", "because of a test", "Traced 4 times"):
+    for part in (
+        "6 × models/model.py:12 (net), in net/layer",
+        "n: 3.0 against 4.0",
+        "To share: pass it.",
+        "{ lambda ;",
+        "because of a test",
+        "Traced 4 times",
+    ):
         assert part in detail
     assert (seen["closed"], seen["by_key"]) == (0, "true")
     assert seen["filtered"] == [[head], "1 of 2 bodies"]
-    assert seen["frames"] == [f"{frame}  {n}" for n in (180, 30) for frame in (
-        "all equations", "model.py:3 (net)", "model.py:12 (layer)")]
+    assert seen["frames"] == [
+        f"{frame}  {n}"
+        for n in (180, 30)
+        for frame in ("all equations", "model.py:3 (net)", "model.py:12 (layer)")
+    ]
     assert seen["zoomed"].startswith("model.py:3 (net)  (click: back)")
     assert sorted(seen["themes"]) == ["rgb(20, 23, 26)", "rgb(255, 255, 255)"]
     assert seen["wide"]
@@ -199,8 +223,9 @@ def test_hostile_report_does_nothing_in_a_browser(tmp_path):
 
 @needs_chromium
 def test_dark_page_for_those_who_asked_for_dark(tmp_path):
-    seen, _ = browse(tmp_path, ReuseReport((program(body()),)),
-                     "--blink-settings=preferredColorScheme=0")
+    seen, _ = browse(
+        tmp_path, ReuseReport((program(body()),)), "--blink-settings=preferredColorScheme=0"
+    )
     assert seen["themes"] == ["rgb(20, 23, 26)", "rgb(255, 255, 255)"]
 
 

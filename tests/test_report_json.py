@@ -10,7 +10,7 @@ from report_samples import everything, hostile, layers, traced_report
 import jitscope.report
 from jitscope.report import json
 from jitscope.report.files import replace_file
-from jitscope.reuse_report import ReuseReport
+from jitscope.reuse.reuse_report import ReuseReport
 
 
 @pytest.mark.parametrize("make", [everything, hostile, traced_report, ReuseReport])
@@ -38,27 +38,51 @@ def broken(change):
     return standard_json.dumps(content)
 
 
-@pytest.mark.parametrize("content, message", [
-    ("", "not JSON"), ("{", "not JSON"), ("[" * 100_000, "not JSON"), ("[]", "something else"),
-    ("{}", "something else"), ('{"kind": 3}', "something else"),
-    (broken(lambda c: c.update(format=2)), "it has format 2, and this jitscope reads formats up"),
-    (broken(lambda c: c.update(format=True)), "format number is True"),
-    (broken(lambda c: c.update(format="1")), "format number is '1'"),
-    (broken(lambda c: c.pop("report")), "report should be an object, got None"),
-    (broken(lambda c: c["report"].update(extra=1)), "report has unknown field(s) 'extra'"),
-    (broken(lambda c: c["report"].update(programs={})), "report.programs should be a list, got {}"),
-    (broken(lambda c: c["report"]["programs"][0].pop("name")), "report.programs[0] lacks name"),
-    (broken(lambda c: c["report"]["programs"][0].update(n_equations=1.5)),
-     "report.programs[0].n_equations should be a whole number, got 1.5"),
-    (broken(lambda c: c["report"]["programs"][0].update(n_equations=True)),
-     "n_equations should be a whole number, got True"),
-    (broken(lambda c: c["report"]["programs"][0]["bodies"][0].update(outlined=0)),
-     "report.programs[0].bodies[0].outlined should be true or false, got 0"),
-    (broken(lambda c: c["report"]["programs"][0]["seconds"].update(trace_s="1")),
-     "seconds.trace_s should be a number, got '1'"),
-    (broken(lambda c: c["report"].update(failures=[None])),
-     "report.failures[0] should be a text, got None"),
-], ids=lambda value: value[:30])
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "something else"),
+        ("{}", "something else"),
+        ('{"kind": 3}', "something else"),
+        (
+            broken(lambda c: c.update(format=2)),
+            "it has format 2, and this jitscope reads formats up",
+        ),
+        (broken(lambda c: c.update(format=True)), "format number is True"),
+        (broken(lambda c: c.update(format="1")), "format number is '1'"),
+        (broken(lambda c: c.pop("report")), "report should be an object, got None"),
+        (broken(lambda c: c["report"].update(extra=1)), "report has unknown field(s) 'extra'"),
+        (
+            broken(lambda c: c["report"].update(programs={})),
+            "report.programs should be a list, got {}",
+        ),
+        (broken(lambda c: c["report"]["programs"][0].pop("name")), "report.programs[0] lacks name"),
+        (
+            broken(lambda c: c["report"]["programs"][0].update(n_equations=1.5)),
+            "report.programs[0].n_equations should be a whole number, got 1.5",
+        ),
+        (
+            broken(lambda c: c["report"]["programs"][0].update(n_equations=True)),
+            "n_equations should be a whole number, got True",
+        ),
+        (
+            broken(lambda c: c["report"]["programs"][0]["bodies"][0].update(outlined=0)),
+            "report.programs[0].bodies[0].outlined should be true or false, got 0",
+        ),
+        (
+            broken(lambda c: c["report"]["programs"][0]["seconds"].update(trace_s="1")),
+            "seconds.trace_s should be a number, got '1'",
+        ),
+        (
+            broken(lambda c: c["report"].update(failures=[None])),
+            "report.failures[0] should be a text, got None",
+        ),
+    ],
+    ids=lambda value: value[:30],
+)
 def test_damaged_text_says_what_is_wrong_and_where(content, message):
     with pytest.raises(json.ReportFormatError) as error:
         json.loads(content)
@@ -113,13 +137,20 @@ def test_full_disk_leaves_the_old_file(tmp_path):
     path = tmp_path / "run.json"
     path.write_text("old")
     # In a process of its own: the limit on the size of files cannot be raised again.
-    code = ("import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-            "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); "
-            "from jitscope.report.files import replace_file; "
-            "replace_file(sys.argv[1], 'x' * 100_000)")
+    code = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); "
+        "from jitscope.report.files import replace_file; "
+        "replace_file(sys.argv[1], 'x' * 100_000)"
+    )
     source = os.path.dirname(os.path.dirname(jitscope.__file__))
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": source}, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": source},
+        check=False,
+    )
     assert "OSError" in done.stderr or "File too large" in done.stderr
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["run.json"]

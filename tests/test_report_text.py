@@ -9,7 +9,7 @@ from report_samples import HOSTILE, body, everything, hostile, layers, program, 
 import jitscope
 from jitscope.report import text
 from jitscope.report.words import percent, place, printable, size
-from jitscope.reuse_report import NearMiss, ReuseReport, Seconds
+from jitscope.reuse.reuse_report import NearMiss, ReuseReport, Seconds
 
 
 def of(*bodies, **changes):
@@ -73,7 +73,8 @@ def test_many_bodies_are_folded_to_one_screen():
 
 def test_program_without_repeats_takes_two_lines():
     assert text.render(of(body("head", 1, 40, "INLINE"), body("tail", 1, 3, "INLINE"))).startswith(
-        "model: 43 equations; nothing repeats\n")
+        "model: 43 equations; nothing repeats\n"
+    )
 
 
 def test_repeats_that_do_not_pay_are_not_called_a_saving():
@@ -108,27 +109,37 @@ def test_predicted_and_realised_calls_stand_side_by_side():
 
 def test_ratio_comes_with_its_noise():
     assert "cold start 21.50 s -> 3.50 s, 6.1x: one measurement of each" in text.render(
-        everything())
+        everything()
+    )
 
 
 def test_difference_within_the_noise_is_no_saving():
     report = everything()
     (one,) = report.programs
-    same = dataclasses.replace(one, plain=dataclasses.replace(
-        one.compiled, seconds=Seconds(1.0, 0.0, 0.5, 2.5)))
+    same = dataclasses.replace(
+        one, plain=dataclasses.replace(one.compiled, seconds=Seconds(1.0, 0.0, 0.5, 2.5))
+    )
     assert "no difference that one measurement of each can tell" in text.render(
-        dataclasses.replace(report, programs=(same,)))
+        dataclasses.replace(report, programs=(same,))
+    )
 
 
 def test_near_miss_is_shown_with_its_cure():
     shown = text.render(everything(), width=200)
-    assert ("! layer (model.py:12) is almost layer (model.py:13): n: 3.0 against 4.0. "
-            "To share: pass it") in shown
+    assert (
+        "! layer (model.py:12) is almost layer (model.py:13): n: 3.0 against 4.0. To share: pass it"
+    ) in shown
 
 
 def test_bodies_of_other_shapes_are_only_counted():
-    miss = NearMiss("1" * 40, "layer", "model.py:13", ("shape of operand 0: (2,) against (3,)",),
-                    "pad", ("shape",))
+    miss = NearMiss(
+        "1" * 40,
+        "layer",
+        "model.py:13",
+        ("shape of operand 0: (2,) against (3,)",),
+        "pad",
+        ("shape",),
+    )
     shown = text.render(of(body(near_misses=(miss,))))
     assert "is almost" not in shown
     assert "1 body differs from another of the same name in shapes only" in shown
@@ -167,8 +178,7 @@ def test_names_cannot_move_the_cursor():
 
 
 def test_programs_come_slowest_first_and_are_cut_off():
-    many = ReuseReport(tuple(
-        program(name=f"p{i}", seconds=Seconds(float(i))) for i in range(30)))
+    many = ReuseReport(tuple(program(name=f"p{i}", seconds=Seconds(float(i))) for i in range(30)))
     shown = text.render(many)
     assert shown.startswith("p29: ") and shown.endswith("and 10 programs more, 45.00 s")
 
@@ -177,22 +187,38 @@ def test_empty_report_says_so():
     assert text.render(ReuseReport()) == "nothing was traced"
 
 
-@pytest.mark.parametrize("part, whole, expected", [
-    (0, 0, "0 %"), (0, 9, "0 %"), (9, 9, "100 %"), (1, 10_000, "<1 %"), (9_999, 10_000, ">99 %"),
-    (1, 2, "50 %")])
+@pytest.mark.parametrize(
+    "part, whole, expected",
+    [
+        (0, 0, "0 %"),
+        (0, 9, "0 %"),
+        (9, 9, "100 %"),
+        (1, 10_000, "<1 %"),
+        (9_999, 10_000, ">99 %"),
+        (1, 2, "50 %"),
+    ],
+)
 def test_rounding_never_fakes_nothing_or_everything(part, whole, expected):
     assert percent(part, whole) == expected
 
 
-@pytest.mark.parametrize("n_bytes, expected", [
-    (0, "0 B"), (999, "999 B"), (1_500_000, "1.5 MB"), (4e12, "4e+03 GB")])
+@pytest.mark.parametrize(
+    "n_bytes, expected", [(0, "0 B"), (999, "999 B"), (1_500_000, "1.5 MB"), (4e12, "4e+03 GB")]
+)
 def test_sizes_have_units(n_bytes, expected):
     assert size(n_bytes) == expected
 
 
-@pytest.mark.parametrize("source, expected", [
-    ("/a/b/model.py:12:4 (net)", "model.py:12"), ("C:\\a\\model.py:7 (f.<locals>.g)", "model.py:7"),
-    ("", ""), ("unknown", "unknown"), ("<string>:1 (<module>)", "<string>:1")])
+@pytest.mark.parametrize(
+    "source, expected",
+    [
+        ("/a/b/model.py:12:4 (net)", "model.py:12"),
+        ("C:\\a\\model.py:7 (f.<locals>.g)", "model.py:7"),
+        ("", ""),
+        ("unknown", "unknown"),
+        ("<string>:1 (<module>)", "<string>:1"),
+    ],
+)
 def test_places_are_short(source, expected):
     assert place(source) == expected
 

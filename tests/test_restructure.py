@@ -12,14 +12,14 @@ from jax._src import core
 from programs import PROGRAMS
 
 from jitscope import _jax
-from jitscope.census import take_census
-from jitscope.constants import hoisted
-from jitscope.fingerprint import fingerprint
+from jitscope.ir.constants import hoisted
+from jitscope.ir.fingerprint import fingerprint
+from jitscope.ir.program import capture
 from jitscope.outermost import outermost_jit
-from jitscope.policy import Decision, Plan, Policy, Structure
-from jitscope.program import capture
-from jitscope.restructure import restructure, restructured_calls
-from jitscope.shared_call import shared_call_p
+from jitscope.structuring.census import take_census
+from jitscope.structuring.policy import Decision, Plan, Policy, Structure
+from jitscope.structuring.restructure import restructure, restructured_calls
+from jitscope.structuring.shared_call import shared_call_p
 
 X = np.linspace(0.1, 0.9, 4, dtype=np.float32)
 INLINE, NESTED, SHARED = Structure.INLINE, Structure.NESTED, Structure.SHARED
@@ -405,6 +405,7 @@ def test_checkpoint_policies_stay_those_of_each_site(structure):
 
 def test_widened_body_called_within_a_kept_body_first():
     """The body that stands in for a variant has more results than its own plain calls expect."""
+
     def layer(x, with_hidden):
         for i in range(8):
             x = jnp.sin(x) @ x * 0.1
@@ -426,7 +427,8 @@ def test_widened_body_called_within_a_kept_body_first():
         return x
 
     x = jnp.linspace(-1, 1, 25).reshape(5, 5)
-    share_all = Policy(min_uses=2, min_equations=1, min_saved_light=1, min_saved=1,
-                       min_saved_gradient=1)
+    share_all = Policy(
+        min_uses=2, min_equations=1, min_saved_light=1, min_saved=1, min_saved_gradient=1
+    )
     found = outermost_jit(model, policy=share_all, outline=False)(x)
     np.testing.assert_allclose(found, jax.jit(model)(x), rtol=1e-5)

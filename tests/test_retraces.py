@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import jitscope
-from jitscope.retraces import subroutine_report
+from jitscope.reuse.retraces import subroutine_report
 
 X = jnp.ones((2, 3))
 NUMBERS = itertools.count(1000)
@@ -51,7 +51,8 @@ class Layer:
 
 
 jax.tree_util.register_pytree_node(
-    Layer, lambda layer: ((layer.scale,), None), lambda _, children: Layer(*children))
+    Layer, lambda layer: ((layer.scale,), None), lambda _, children: Layer(*children)
+)
 
 
 def new_code(signature="x, mask=None, *, n=0, mode='a'", value="x"):
@@ -61,11 +62,13 @@ def new_code(signature="x, mask=None, *, n=0, mode='a'", value="x"):
 
 def made_by(calls):
     """A situation of one decorated function that is called in several ways."""
+
     def situation(shared):
         f = shared(new_code())
         for call in calls:
             call(f)
         return f
+
     return situation
 
 
@@ -113,8 +116,10 @@ def equal_instances(shared):
 
 def function_defined_in_a_loop(shared):
     for _ in range(6):
+
         def block(x, i=0):
             return x + 1
+
         f = shared(block)
         f(X)
     return f
@@ -202,6 +207,7 @@ def in_context(context: Callable[[], Any]):
         with context():
             f(X)
         return f
+
     return situation
 
 
@@ -221,64 +227,113 @@ SITUATIONS = {
     "bound method made anew (33)": (fresh_bound_method, []),
     "equal modules, other weights (44)": (equal_instances, []),
     "function defined in a loop (32)": (function_defined_in_a_loop, []),
-    "positional, keyword and default (39)": (made_by([
-        lambda f: f(X, None), lambda f: f(x=X), lambda f: f(X, mask=None, n=0)]), []),
-    "order of the keys of a dict": (made_by([
-        lambda f: f({"a": X, "b": X}), lambda f: f({"b": X, "a": X})]), []),
-    "array of NumPy against array of JAX": (made_by([
-        lambda f: f(X), lambda f: f(np.ones((2, 3), np.float32))]), []),
+    "positional, keyword and default (39)": (
+        made_by([lambda f: f(X, None), lambda f: f(x=X), lambda f: f(X, mask=None, n=0)]),
+        [],
+    ),
+    "order of the keys of a dict": (
+        made_by([lambda f: f({"a": X, "b": X}), lambda f: f({"b": X, "a": X})]),
+        [],
+    ),
+    "array of NumPy against array of JAX": (
+        made_by([lambda f: f(X), lambda f: f(np.ones((2, 3), np.float32))]),
+        [],
+    ),
     # What must be traced again: the reason.
-    "Python scalar against array (38)": (made_by([
-        lambda f: f(2.0), lambda f: f(jnp.float32(2.0))]),
-        ["weak_type of argument x: False against True"]),
-    "NumPy scalar of another width": (made_by([
-        lambda f: f(np.float32(1)), lambda f: f(np.float16(1))]),
-        ["dtype of argument x: float16 against float32"]),
-    "another shape": (made_by([lambda f: f(X), lambda f: f(X[:1])]),
-                      ["shape of argument x: (1, 3) against (2, 3)"]),
-    "another dtype": (made_by([lambda f: f(X), lambda f: f(X.astype(int))]),
-                      ["dtype of argument x: int32 against float32"]),
-    "None against array": (made_by([lambda f: f(X), lambda f: f(X, X)]),
-                           ["argument mask: array f32[2,3] against None or nothing"]),
-    "array against None": (made_by([lambda f: f(X, X), lambda f: f(X)]),
-                           ["argument mask: None or nothing against array f32[2,3]"]),
-    "string against array": (made_by([lambda f: f(X, "causal"), lambda f: f(X, X)]),
-                             ["argument mask: array f32[2,3] against static value 'causal'"]),
-    "another key": (made_by([lambda f: f({"a": X}), lambda f: f({"b": X})]),
-                    ["tree structure: x['a'], x['b'] in one of the two only"]),
-    "list against tuple": (made_by([lambda f: f([X]), lambda f: f((X,))]),
-                           ["containers of the arguments: ...(*,)... against ...[*]"]),
-    "named tuple against tuple": (made_by([lambda f: f((X, X)), lambda f: f(Pair(X, X))]),
-                                  ["tree structure: x[0], x[1], x.a, x.b in one of the two only"]),
-    "order of the keys of an ordered dict": (made_by([
-        lambda f: f(collections.OrderedDict(a=X, b=X)),
-        lambda f: f(collections.OrderedDict(b=X, a=X))]),
-        ["containers of the arguments: ...'b', 'a'... against ...'a', 'b'..."]),
-    "static layer index (40)": (static_layer_index, ["static value layer_idx: 1 against 0",
-                                                     "static value layer_idx: 2 against 1"]),
-    "1 against True against 1.0 (41)": (static_numbers_of_other_types, [
-        "static value n: True against 1", "static value n: 1.0 against True"]),
-    "another string": (made_by([lambda f: f(X, mode="a"), lambda f: f(X, mode="b")]),
-                       ["static value mode: 'b' against 'a'"]),
-    "another enum": (made_by([lambda f: f(X, Mode.TRAIN), lambda f: f(X, Mode.TEST)]),
-                     ["static value mask: <Mode.TEST: 2> against <Mode.TRAIN: 1>"]),
-    "static object without equality (41)": (static_object_without_equality, [
-        "static value token: another object (Token()) that is not equal"]),
+    "Python scalar against array (38)": (
+        made_by([lambda f: f(2.0), lambda f: f(jnp.float32(2.0))]),
+        ["weak_type of argument x: False against True"],
+    ),
+    "NumPy scalar of another width": (
+        made_by([lambda f: f(np.float32(1)), lambda f: f(np.float16(1))]),
+        ["dtype of argument x: float16 against float32"],
+    ),
+    "another shape": (
+        made_by([lambda f: f(X), lambda f: f(X[:1])]),
+        ["shape of argument x: (1, 3) against (2, 3)"],
+    ),
+    "another dtype": (
+        made_by([lambda f: f(X), lambda f: f(X.astype(int))]),
+        ["dtype of argument x: int32 against float32"],
+    ),
+    "None against array": (
+        made_by([lambda f: f(X), lambda f: f(X, X)]),
+        ["argument mask: array f32[2,3] against None or nothing"],
+    ),
+    "array against None": (
+        made_by([lambda f: f(X, X), lambda f: f(X)]),
+        ["argument mask: None or nothing against array f32[2,3]"],
+    ),
+    "string against array": (
+        made_by([lambda f: f(X, "causal"), lambda f: f(X, X)]),
+        ["argument mask: array f32[2,3] against static value 'causal'"],
+    ),
+    "another key": (
+        made_by([lambda f: f({"a": X}), lambda f: f({"b": X})]),
+        ["tree structure: x['a'], x['b'] in one of the two only"],
+    ),
+    "list against tuple": (
+        made_by([lambda f: f([X]), lambda f: f((X,))]),
+        ["containers of the arguments: ...(*,)... against ...[*]"],
+    ),
+    "named tuple against tuple": (
+        made_by([lambda f: f((X, X)), lambda f: f(Pair(X, X))]),
+        ["tree structure: x[0], x[1], x.a, x.b in one of the two only"],
+    ),
+    "order of the keys of an ordered dict": (
+        made_by(
+            [
+                lambda f: f(collections.OrderedDict(a=X, b=X)),
+                lambda f: f(collections.OrderedDict(b=X, a=X)),
+            ]
+        ),
+        ["containers of the arguments: ...'b', 'a'... against ...'a', 'b'..."],
+    ),
+    "static layer index (40)": (
+        static_layer_index,
+        ["static value layer_idx: 1 against 0", "static value layer_idx: 2 against 1"],
+    ),
+    "1 against True against 1.0 (41)": (
+        static_numbers_of_other_types,
+        ["static value n: True against 1", "static value n: 1.0 against True"],
+    ),
+    "another string": (
+        made_by([lambda f: f(X, mode="a"), lambda f: f(X, mode="b")]),
+        ["static value mode: 'b' against 'a'"],
+    ),
+    "another enum": (
+        made_by([lambda f: f(X, Mode.TRAIN), lambda f: f(X, Mode.TEST)]),
+        ["static value mask: <Mode.TEST: 2> against <Mode.TRAIN: 1>"],
+    ),
+    "static object without equality (41)": (
+        static_object_without_equality,
+        ["static value token: another object (Token()) that is not equal"],
+    ),
     "partial with other values": (partial_of_other_values, ["k: 4 against 3"]),
     "captured number": (captured_number, ["captured value k: 3 against 2"]),
-    "captured array": (captured_array, [
-        "captured value table: another object (Array object) that is not equal"]),
-    "captured flag that flips (57)": (captured_flag_that_flips,
-                                      ["captured value flag: True against False"]),
+    "captured array": (
+        captured_array,
+        ["captured value table: another object (Array object) that is not equal"],
+    ),
+    "captured flag that flips (57)": (
+        captured_flag_that_flips,
+        ["captured value flag: True against False"],
+    ),
     "captured tracer (56)": (captured_tracer, ["it captured a tracer"]),
     "cleared caches": (cleared_caches, ["caches were cleared"]),
-    "matmul precision": (in_context(lambda: jax.default_matmul_precision("highest")),
-                         ["default_matmul_precision: highest against None"]),
+    "matmul precision": (
+        in_context(lambda: jax.default_matmul_precision("highest")),
+        ["default_matmul_precision: highest against None"],
+    ),
     "64-bit mode": (in_context(lambda: jax.enable_x64(True)), ["x64: True against False"]),
-    "rank promotion": (in_context(lambda: jax.numpy_rank_promotion("raise")),
-                       ["numpy_rank_promotion: raise against allow"]),
-    "dtype promotion": (in_context(lambda: jax.numpy_dtype_promotion("strict")),
-                        ["numpy_dtype_promotion: strict against standard"]),
+    "rank promotion": (
+        in_context(lambda: jax.numpy_rank_promotion("raise")),
+        ["numpy_rank_promotion: raise against allow"],
+    ),
+    "dtype promotion": (
+        in_context(lambda: jax.numpy_dtype_promotion("strict")),
+        ["numpy_dtype_promotion: strict against standard"],
+    ),
     "mesh in context (47, 48)": (in_mesh, ["mesh"]),
 }
 
@@ -305,7 +360,8 @@ def test_situation_has_its_reason(situation, expected):
         assert matches(reason, part), reasons
     report = subroutine_report(stats, "somewhere.py:1")
     assert [(r.reason, r.n_traces) for r in report.retraces] == [
-        (reason, 1) for reason in dict.fromkeys(reasons)]
+        (reason, 1) for reason in dict.fromkeys(reasons)
+    ]
     json.dumps([r.reason for r in report.retraces])
 
 

@@ -13,8 +13,8 @@ from jax import export, lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jitscope import _jax
-from jitscope.shared_call import attributes, shared_call_p, shared_call_params
-from jitscope.variants import Cover
+from jitscope.structuring.shared_call import attributes, shared_call_p, shared_call_params
+from jitscope.structuring.variants import Cover
 
 X = np.linspace(0.1, 0.9, 8, dtype=np.float32)
 UNIT = "block_0123456789ab"
@@ -223,12 +223,12 @@ TRANSFORMED = {
     "custom_jvp around": lambda f: custom(f),
     "remat of jit": lambda f: jax.grad(lambda x: jax.checkpoint(jax.jit(stack(f)))(x).sum()),
     "stop_gradient": lambda f: jax.grad(lambda x: (lax.stop_gradient(f(x)) * f(x)).sum()),
-    "float0 tangents": lambda f: lambda x: jax.jvp(
-        lambda x, i: f(x) * i, (x, 2), (x, np.zeros((), jax.dtypes.float0))
+    "float0 tangents": lambda f: (
+        lambda x: jax.jvp(lambda x, i: f(x) * i, (x, 2), (x, np.zeros((), jax.dtypes.float0)))
     ),
     "linear_transpose": lambda f: lambda x: jax.linear_transpose(lambda y: 2 * y, x)(f(x)),
-    "eval_shape": lambda f: lambda x: jax.tree.map(
-        lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(stack(f), x)
+    "eval_shape": lambda f: (
+        lambda x: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(stack(f), x))
     ),
 }
 

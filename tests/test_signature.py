@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jitscope.captures import Keys
-from jitscope.signature import Binder
-from jitscope.static import Static, StaticResult, is_traceable, unwrapped
+from jitscope.subroutine.captures import Keys
+from jitscope.subroutine.signature import Binder
+from jitscope.subroutine.static import Static, StaticResult, is_traceable, unwrapped
 
 
 def signature_of(binder, *args, **kwargs):
@@ -52,7 +52,13 @@ def test_variadic_arguments_keep_their_places():
     assert g(*unwrapped(args), **unwrapped(kwargs)) == (1, (2, (3,)), 1, {"mode": "a", "z": 4})
     assert isinstance(args[2], Static) and isinstance(kwargs["mode"], Static)
     assert [label for label, _ in binder.labelled(args, kwargs)] == [
-        "x", "rest[0]", "rest[1]", "scale", "mode", "z"]
+        "x",
+        "rest[0]",
+        "rest[1]",
+        "scale",
+        "mode",
+        "z",
+    ]
 
 
 def test_wrapped_function_is_bound_by_its_wrappers_own_signature():
@@ -77,9 +83,18 @@ def test_arguments_that_do_not_fit_are_left_to_python():
     assert Binder(f).bind((1, 2), {"unknown": 3}) is None
 
 
-@pytest.mark.parametrize("default, same, other", [
-    (-1, -1, 2), (1.5, 1.5, 2.5), (True, True, False), (1, 1, 1.0), ((2, 3), (2, 3), (2, 4)),
-    ([1], [1], [2]), ({"k": 1}, {"k": 1}, {"k": 2})])
+@pytest.mark.parametrize(
+    "default, same, other",
+    [
+        (-1, -1, 2),
+        (1.5, 1.5, 2.5),
+        (True, True, False),
+        (1, 1, 1.0),
+        ((2, 3), (2, 3), (2, 4)),
+        ([1], [1], [2]),
+        ({"k": 1}, {"k": 1}, {"k": 2}),
+    ],
+)
 def test_value_equal_to_its_default_is_static_and_another_is_not(default, same, other):
     binder = Binder(lambda x, n=default: x)
     for args in ((1.0,), (1.0, same)):
@@ -93,12 +108,29 @@ def test_array_default_is_an_operand_and_numbers_beside_it_are_static():
     assert value["w"] is array and isinstance(value["n"], Static)
 
 
-@pytest.mark.parametrize("leaf, expected", [
-    (1, True), (1.5, True), (1j, True), (True, True), (2**70, True), (np.float16(1), True),
-    (np.ones(2), True), (np.ones(2, jax.dtypes.float0), True), ("s", False), (b"s", False),
-    (len, False), (object(), False), (np.array(["a"]), False), (np.str_("a"), False),
-    (np.dtype("f4"), False), (jnp.float32, False), (int, False)],
-    ids=lambda v: repr(v)[:20])
+@pytest.mark.parametrize(
+    "leaf, expected",
+    [
+        (1, True),
+        (1.5, True),
+        (1j, True),
+        (True, True),
+        (2**70, True),
+        (np.float16(1), True),
+        (np.ones(2), True),
+        (np.ones(2, jax.dtypes.float0), True),
+        ("s", False),
+        (b"s", False),
+        (len, False),
+        (object(), False),
+        (np.array(["a"]), False),
+        (np.str_("a"), False),
+        (np.dtype("f4"), False),
+        (jnp.float32, False),
+        (int, False),
+    ],
+    ids=lambda v: repr(v)[:20],
+)
 def test_what_jax_can_trace(leaf, expected):
     assert is_traceable(leaf) is expected
 
@@ -123,8 +155,10 @@ def test_results_are_handed_out_as_the_object_they_are():
     assert out is not table and out.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("value, article", [({1}, "a set"), (bytearray(b"x"), "a bytearray"),
-                                            (np.array(["a"]), "a ndarray")])
+@pytest.mark.parametrize(
+    "value, article",
+    [({1}, "a set"), (bytearray(b"x"), "a bytearray"), (np.array(["a"]), "a ndarray")],
+)
 def test_unhashable_leaf_is_named_by_its_path(value, article):
     binder = Binder(lambda config, *more: config, name="block")
     with pytest.raises(TypeError) as error:

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from helpers import assert_same, build_annotated, build_plain, fresh
 from jax import lax
-from jax.sharding import NamedSharding, SingleDeviceSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P, SingleDeviceSharding
 from programs import PROGRAMS
 
 import jitscope
 from jitscope import _jax
-from jitscope.policy import Structure
-from jitscope.program import capture
-from jitscope.stages import cut_into_stages, obstacle
+from jitscope.ir.program import capture
+from jitscope.staged.stages import cut_into_stages, obstacle
+from jitscope.structuring.policy import Structure
 
 EAGER = jitscope.Policy(
-    min_uses=2, min_equations=1, min_saved_light=1, min_saved=1, min_saved_gradient=1)
+    min_uses=2, min_equations=1, min_saved_light=1, min_saved=1, min_saved_gradient=1
+)
 N_LAYERS, WIDTH = 6, 8
 
 
@@ -47,8 +47,13 @@ def step(params, x):
 
 def arguments():
     normal = np.random.default_rng(0).standard_normal
-    params = [{"w": jnp.asarray(normal((WIDTH, WIDTH)) * 0.3, jnp.float32),
-               "b": jnp.asarray(normal(WIDTH), jnp.float32)} for _ in range(N_LAYERS)]
+    params = [
+        {
+            "w": jnp.asarray(normal((WIDTH, WIDTH)) * 0.3, jnp.float32),
+            "b": jnp.asarray(normal(WIDTH), jnp.float32),
+        }
+        for _ in range(N_LAYERS)
+    ]
     return params, jnp.asarray(normal((16, WIDTH)), jnp.float32)
 
 
@@ -77,18 +82,24 @@ def assert_alike(actual, expected):
 
 def cases(programs):
     """Programs that stand for others, and the rest marked slow."""
-    return [pytest.param(p, marks=[] if p.core else [pytest.mark.slow], id=str(p))
-            for p in programs]
+    return [
+        pytest.param(p, marks=[] if p.core else [pytest.mark.slow], id=str(p)) for p in programs
+    ]
 
 
 ALL = PROGRAMS.values()
 
 
-@pytest.mark.parametrize(("build", "program"), [
-    *(pytest.param(build_plain, p, id=f"plain-{p}") for p in ALL),
-    *(pytest.param(build_annotated, *case.values, marks=case.marks, id=f"annotated-{case.id}")
-      for case in cases(ALL)),
-])
+@pytest.mark.parametrize(
+    ("build", "program"),
+    [
+        *(pytest.param(build_plain, p, id=f"plain-{p}") for p in ALL),
+        *(
+            pytest.param(build_annotated, *case.values, marks=case.marks, id=f"annotated-{case.id}")
+            for case in cases(ALL)
+        ),
+    ],
+)
 def test_staged_catalogue_equals_plain_jit(build, program):
     with jax.enable_x64(program.x64):
         fun, args = build(program)
@@ -100,13 +111,17 @@ def test_staged_catalogue_equals_plain_jit(build, program):
 
 
 def scalar(result):
-    leaves = [leaf for leaf in map(jnp.asarray, jax.tree.leaves(result))
-              if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    leaves = [
+        leaf
+        for leaf in map(jnp.asarray, jax.tree.leaves(result))
+        if jnp.issubdtype(leaf.dtype, jnp.floating)
+    ]
     return sum(jnp.sum(leaf * leaf) for leaf in leaves)
 
 
-@pytest.mark.parametrize("program", cases(
-    p for p in ALL if "grad" in p.transforms and not p.donate))
+@pytest.mark.parametrize(
+    "program", cases(p for p in ALL if "grad" in p.transforms and not p.donate)
+)
 def test_staged_gradients_of_the_catalogue_equal_plain_jit(program):
     with jax.enable_x64(program.x64):
         fun, args = build_plain(program)
@@ -244,13 +259,18 @@ def test_calls_within_a_subroutine_that_is_called_twice_are_stages():
         return network(params, x) + network(params, -x)
 
     args = arguments()
-    function = jitscope.outermost_jit(fun, staged=True, policy=jitscope.Policy(
-        min_uses=3, min_equations=1, min_saved=1, min_saved_gradient=1))
+    function = jitscope.outermost_jit(
+        fun,
+        staged=True,
+        policy=jitscope.Policy(min_uses=3, min_equations=1, min_saved=1, min_saved_gradient=1),
+    )
     assert_same(function(*args), jax.jit(fun)(*args))
     stages = staged_signature(function, *args)._stages
     assert sum(stages.stages[step.stage].is_body for step in stages.steps) == 2 * N_LAYERS
-    assert any("calls within it become stages" in d.reason
-               for d in function.reuse().plan.decisions.values())
+    assert any(
+        "calls within it become stages" in d.reason
+        for d in function.reuse().plan.decisions.values()
+    )
 
 
 def test_values_are_dropped_after_their_last_use():
@@ -364,8 +384,9 @@ def test_random_keys_pass_between_stages():
         return x, key
 
     params, x = arguments()
-    assert_same(staged(fun)(params, jax.random.key(3), x),
-                jax.jit(fun)(params, jax.random.key(3), x))
+    assert_same(
+        staged(fun)(params, jax.random.key(3), x), jax.jit(fun)(params, jax.random.key(3), x)
+    )
 
 
 def test_user_error_while_tracing_is_the_users():
@@ -452,13 +473,17 @@ def test_eval_shape_is_that_of_jit():
 # --- falling back ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("transform", [
-    jax.jit,
-    jax.value_and_grad,
-    lambda f: jax.vmap(f, in_axes=(None, 0)),
-    lambda f: lambda *args: jax.jvp(f, args, args),
-    jax.checkpoint,
-], ids=["jit", "value_and_grad", "vmap", "jvp", "checkpoint"])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        jax.jit,
+        jax.value_and_grad,
+        lambda f: jax.vmap(f, in_axes=(None, 0)),
+        lambda f: lambda *args: jax.jvp(f, args, args),
+        jax.checkpoint,
+    ],
+    ids=["jit", "value_and_grad", "vmap", "jvp", "checkpoint"],
+)
 def test_under_a_transformation_it_is_jit(transform):
     args = arguments()
     assert_same(transform(staged(loss))(*args), transform(jax.jit(loss))(*args))
@@ -492,8 +517,10 @@ def test_ordered_effects_keep_a_program_in_one_executable_and_the_plan_says_so()
     assert order == [*range(N_LAYERS)] * 2
     assert not is_staged(function, *args)
     function(*args)
-    assert any("not staged: the program has effects in an order" in d.reason
-               for d in function.reuse().plan.decisions.values())
+    assert any(
+        "not staged: the program has effects in an order" in d.reason
+        for d in function.reuse().plan.decisions.values()
+    )
 
 
 def test_unordered_effects_run_once_each_between_the_stages():
@@ -506,8 +533,10 @@ def test_unordered_effects_run_once_each_between_the_stages():
         return x
 
     function, args = staged(fun), arguments()
-    assert_same(function(*args), jax.jit(lambda params, x: functools.reduce(
-        lambda x, p: block(p, x), params, x))(*args))
+    assert_same(
+        function(*args),
+        jax.jit(lambda params, x: functools.reduce(lambda x, p: block(p, x), params, x))(*args),
+    )
     jax.effects_barrier()
     assert sorted(seen) == [*range(N_LAYERS)]
     assert is_staged(function, *args)
@@ -661,8 +690,11 @@ def test_committed_arguments_say_where_it_runs():
     def fun(params, x):
         return step(params, x), jnp.arange(5), x
 
-    for args in ((jax.device_put(params, device), x), (params, jax.device_put(x, device)),
-                 (params, x)):
+    for args in (
+        (jax.device_put(params, device), x),
+        (params, jax.device_put(x, device)),
+        (params, x),
+    ):
         assert_alike(staged(fun)(*args), jax.jit(fun)(*args))
 
 
@@ -700,8 +732,11 @@ def test_shardings_given_as_options():
     options = {"in_shardings": (replicated, split), "out_shardings": replicated}
     assert_alike(staged(step, **options)(*arguments()), jax.jit(step, **options)(*arguments()))
     alone = SingleDeviceSharding(jax.devices()[2])
-    for options in ({"in_shardings": alone}, {"out_shardings": alone},
-                    {"in_shardings": (None, alone)}):
+    for options in (
+        {"in_shardings": alone},
+        {"out_shardings": alone},
+        {"in_shardings": (None, alone)},
+    ):
         assert_alike(staged(step, **options)(*arguments()), jax.jit(step, **options)(*arguments()))
 
 

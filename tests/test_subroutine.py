@@ -18,10 +18,10 @@ import pytest
 from jax.experimental import io_callback
 
 from jitscope import _jax
-from jitscope.cores import registry
 from jitscope.names import SubroutineName
 from jitscope.settings import disabled
-from jitscope.subroutine import SharedSubroutine, shared_subroutine
+from jitscope.subroutine.cores import registry
+from jitscope.subroutine.decorator import SharedSubroutine, shared_subroutine
 
 
 class Runs:
@@ -69,8 +69,7 @@ X = jnp.linspace(0.0, 1.0, 6).reshape(2, 3)
 TRANSFORMS = {
     "jit": lambda f: jax.jit(f),
     "grad": lambda f: jax.grad(lambda ws, x: f(ws, x).sum()),
-    "value_and_grad": lambda f: jax.value_and_grad(
-        lambda ws, x: (f(ws, x).sum(), x), has_aux=True),
+    "value_and_grad": lambda f: jax.value_and_grad(lambda ws, x: (f(ws, x).sum(), x), has_aux=True),
     "vmap": lambda f: jax.vmap(f, in_axes=(None, 0)),
     "jvp": lambda f: lambda ws, x: jax.jvp(lambda y: f(ws, y), (x,), (x,)),
     "linearize": lambda f: lambda ws, x: jax.linearize(lambda y: f(ws, y), x)[1](x),
@@ -166,8 +165,9 @@ def test_collectives_and_axis_names_work_inside():  # REPORTS 82
     np.testing.assert_allclose(out, [96.0] * 4)
     mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("i")
-    mapped = jax.shard_map(lambda x: block(block(x)), mesh=mesh, in_specs=spec,
-                           out_specs=jax.sharding.PartitionSpec())
+    mapped = jax.shard_map(
+        lambda x: block(block(x)), mesh=mesh, in_specs=spec, out_specs=jax.sharding.PartitionSpec()
+    )
     np.testing.assert_allclose(jax.jit(mapped)(jnp.arange(4.0)), [96.0])
 
 
@@ -198,10 +198,12 @@ def test_array_defaults_of_functions_made_in_a_loop_share_a_trace():
     @jax.jit
     def model(x, ws):
         for w in ws:
+
             @shared_subroutine
             def body(x, w=w):
                 runs()
                 return x @ w
+
             x = body(x)
         return x
 
@@ -227,7 +229,8 @@ def test_strings_enums_callables_and_hashable_objects_are_static_by_themselves()
         power: int
 
     fun, runs = counted(
-        lambda x, act, f, cfg, tree: getattr(jnp, act.value)(f(x)) ** cfg.power + len(tree["s"]))
+        lambda x, act, f, cfg, tree: getattr(jnp, act.value)(f(x)) ** cfg.power + len(tree["s"])
+    )
     block = shared_subroutine(fun)
     for _ in range(3):
         out = jax.jit(lambda x: block(x, Act.SIN, jnp.cos, Config(2), {"s": "abc", "n": None}))(X)
@@ -271,8 +274,17 @@ def test_results_that_are_not_arrays_come_back_as_they_are(under_jit):  # REPORT
 
     @shared_subroutine
     def block(x):
-        return {"y": x * 2, "n": x.shape[0], "s": "label", "none": None, "f": jnp.sin,
-                "o": sentinel, "t": table, "g": np.float32(1.5), "flag": True}
+        return {
+            "y": x * 2,
+            "n": x.shape[0],
+            "s": "label",
+            "none": None,
+            "f": jnp.sin,
+            "o": sentinel,
+            "t": table,
+            "g": np.float32(1.5),
+            "flag": True,
+        }
 
     def model(x):
         for _ in range(2):
@@ -315,8 +327,16 @@ def test_no_arguments_and_no_results_are_fine():
 
 
 def test_unusual_dtypes_and_keys_pass_through():
-    args = (jnp.ones(2, jnp.bfloat16), jnp.ones(2, jnp.int8), jnp.ones((0, 3)), jnp.array(True),
-            jnp.array(1j), jax.random.key(0), 2**20, np.float16(1))
+    args = (
+        jnp.ones(2, jnp.bfloat16),
+        jnp.ones(2, jnp.int8),
+        jnp.ones((0, 3)),
+        jnp.array(True),
+        jnp.array(1j),
+        jax.random.key(0),
+        2**20,
+        np.float16(1),
+    )
     fun = lambda *xs: xs
     got = jax.jit(shared_subroutine(fun))(*args)
     expected = jax.jit(fun)(*args)
@@ -383,9 +403,11 @@ def test_fresh_functions_partials_and_bound_methods_are_traced_once_each():  # R
     @jax.jit
     def model(x):
         for _ in range(12):
+
             def step(x, k=2):
                 runs[2]()
                 return x * k
+
             x = shared_subroutine(step)(x)
             x = shared_subroutine(lambda x: (x / 4, runs[3]())[0])(x)
             x = shared_subroutine(functools.partial(scaled, 2.0))(x)
@@ -523,8 +545,10 @@ def test_large_captured_array_is_one_operand_and_not_copied_per_call_site(differ
     jaxpr = jax.make_jaxpr(f)(x)
     calls = list(jit_equations(jaxpr, "big_block"))
     assert calls and all(not _jax.consts(eqn.params["jaxpr"]) for eqn in calls)
-    assert len({id(e.params["jaxpr"]) for e in jit_equations(jax.make_jaxpr(model)(x),
-                                                             "big_block")}) == 1
+    assert (
+        len({id(e.params["jaxpr"]) for e in jit_equations(jax.make_jaxpr(model)(x), "big_block")})
+        == 1
+    )
     text = jax.jit(f).lower(x).as_text()
     assert len(text) < 2.5 * big.nbytes  # as hexadecimal text, once
     plain = lambda x: model(x, lambda x: jnp.tanh(x @ big))
@@ -697,8 +721,10 @@ def test_structure_and_source_survive_every_transformation():
         return block(ws[0], block(ws[1], x))
 
     for name, transform in TRANSFORMS.items():
-        names = [e.params["name"] for e in
-                 jit_equations(jax.make_jaxpr(transform(model))(WEIGHTS[:2], X), "forced")]
+        names = [
+            e.params["name"]
+            for e in jit_equations(jax.make_jaxpr(transform(model))(WEIGHTS[:2], X), "forced")
+        ]
         assert names, name
         assert all(isinstance(n, SubroutineName) and n.structure == "nested" for n in names), name
         assert all(n.source.startswith(__file__) for n in names), name
@@ -740,8 +766,11 @@ def test_generators_and_async_functions_are_refused():
     async def async_generator(x):
         yield x
 
-    for fun, kind in ((generator, "a generator, 'generator'"), (coroutine, "an async function"),
-                      (async_generator, "an async generator")):
+    for fun, kind in (
+        (generator, "a generator, 'generator'"),
+        (coroutine, "an async function"),
+        (async_generator, "an async generator"),
+    ):
         with pytest.raises(TypeError, match=kind):
             shared_subroutine(fun)
 
@@ -760,8 +789,9 @@ def test_disabled_makes_every_call_plain():
 
 def test_disable_jit_runs_the_plain_function():
     seen = []
-    block = shared_subroutine(lambda x, how: (seen.append(isinstance(x, jax.core.Tracer)),
-                                              (x, how))[1])
+    block = shared_subroutine(
+        lambda x, how: (seen.append(isinstance(x, jax.core.Tracer)), (x, how))[1]
+    )
     with jax.disable_jit():
         assert block(X, "fast")[1] == "fast"
     assert seen == [False] and block.stats().n_traces == 0
@@ -794,6 +824,7 @@ def test_function_that_captures_itself_has_a_key():
     def make(step):
         def down(x, n):
             return x if n == "." else down(x - step, n[1:])
+
         return shared_subroutine(down)
 
     assert [float(make(1.0)(5.0, "...")) for _ in range(2)] == [3.0, 3.0]
@@ -811,7 +842,7 @@ def test_subroutine_is_pickled_and_copied_by_its_name():  # REPORTS 52
 
 
 def test_cores_of_forgotten_functions_are_bounded(monkeypatch):  # REPORTS 67
-    monkeypatch.setattr("jitscope.cores.MAX_CORES", 4)
+    monkeypatch.setattr("jitscope.subroutine.cores.MAX_CORES", 4)
     kept = shared_subroutine(lambda x: x + 0.25)
     for k in range(20):
         kept(X)
@@ -823,8 +854,9 @@ def test_cores_of_forgotten_functions_are_bounded(monkeypatch):  # REPORTS 67
 
 def test_effects_happen_once_per_call_and_in_order():
     seen = []
-    block = shared_subroutine(lambda x: (io_callback(
-        lambda v: seen.append(int(v)), None, x, ordered=True), x + 1)[1])
+    block = shared_subroutine(
+        lambda x: (io_callback(lambda v: seen.append(int(v)), None, x, ordered=True), x + 1)[1]
+    )
     jax.block_until_ready(jax.jit(lambda x: block(block(block(x))))(1))
     jax.effects_barrier()
     assert seen == [1, 2, 3] and block.stats().n_traces == 1
@@ -851,11 +883,15 @@ def test_traceback_shows_the_users_line_and_the_next_call_works():
     np.testing.assert_allclose(block(X), X)
 
 
-@pytest.mark.parametrize("body", [
-    lambda x, n: x if n < 1 else x * 2,
-    lambda x, n: sum(x for _ in range(n)),
-    lambda x, n: x + jnp.zeros(n).sum(),
-], ids=["branch", "range", "shape"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x, n: x if n < 1 else x * 2,
+        lambda x, n: sum(x for _ in range(n)),
+        lambda x, n: x + jnp.zeros(n).sum(),
+    ],
+    ids=["branch", "range", "shape"],
+)
 def test_traced_python_number_is_named_with_the_cure(body):  # REPORTS 55
     with pytest.raises((TypeError, IndexError)) as error:
         jax.jit(lambda x: shared_subroutine(body)(x, 3))(1.0)
@@ -917,7 +953,8 @@ def test_four_threads_tracing_same_and_different_subroutines_agree():
                 x = jnp.ones(shape)
                 block = shared_subroutine(lambda x: common(jnp.eye(3), x, jnp.cos) * i)
                 results[i, shape] = jax.jit(
-                    lambda x, block=block: block(block(x)) + common(jnp.eye(3), x, jnp.sin))(x)
+                    lambda x, block=block: block(block(x)) + common(jnp.eye(3), x, jnp.sin)
+                )(x)
         except Exception as e:  # noqa: BLE001 - shown by the assertion below
             errors.append(e)
 
@@ -963,9 +1000,11 @@ class Slotted:
         self.value = value
 
 
-@pytest.mark.parametrize("hide", [Slotted, lambda v: Slotted(Slotted(v)),
-                                  lambda v: Slotted(iter([v]))],
-                         ids=["slots", "object in object", "iterator in object"])
+@pytest.mark.parametrize(
+    "hide",
+    [Slotted, lambda v: Slotted(Slotted(v)), lambda v: Slotted(iter([v]))],
+    ids=["slots", "object in object", "iterator in object"],
+)
 def test_result_that_hides_a_tracer_is_not_shared(hide):
     def layer(x):
         return jnp.sin(x), hide(jnp.cos(x))
@@ -981,6 +1020,7 @@ def test_result_that_hides_a_tracer_is_not_shared(hide):
                 x, box = layer(x)
                 x = x + value(box)
             return x
+
         return run
 
     assert jax.jit(model(shared_subroutine(layer)))(1.0) == jax.jit(model(layer))(1.0)

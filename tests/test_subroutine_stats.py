@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jitscope.subroutine import shared_subroutine
+from jitscope.subroutine.decorator import shared_subroutine
 
 X = jnp.ones((2, 3))
 
@@ -66,16 +66,22 @@ def test_fresh_functions_with_one_code_are_counted_together():  # REPORTS 32, 34
         assert (stats.n_calls, stats.n_traces, stats.n_reused, stats.n_functions) == (4, 1, 3, 4)
 
 
-@pytest.mark.parametrize("calls, expected", [
-    ([dict(idx="3"), dict(idx="4")], "static value idx: '4' against '3'"),
-    ([dict(x=X), dict(x=X[:1])], "shape of argument x: (1, 3) against (2, 3)"),
-    ([dict(x=X), dict(x=X.astype(int))], "dtype of argument x: int32 against float32"),
-    ([dict(s=2.0), dict(s=jnp.float32(2))], "weak_type of argument s: False against True"),
-    ([dict(x=X), dict(x={"a": X})], "tree structure: x, x['a'] in one of the two only"),
-    ([dict(x=(X,)), dict(x=[X])],
-     "containers of the arguments: 'PyTreeDef((([*], *, CustomNode(Stati' against "
-     "'PyTreeDef((((*,), *, CustomNode(Stat'"),
-], ids=lambda v: v.split(":")[0] if isinstance(v, str) else "")
+@pytest.mark.parametrize(
+    "calls, expected",
+    [
+        ([dict(idx="3"), dict(idx="4")], "static value idx: '4' against '3'"),
+        ([dict(x=X), dict(x=X[:1])], "shape of argument x: (1, 3) against (2, 3)"),
+        ([dict(x=X), dict(x=X.astype(int))], "dtype of argument x: int32 against float32"),
+        ([dict(s=2.0), dict(s=jnp.float32(2))], "weak_type of argument s: False against True"),
+        ([dict(x=X), dict(x={"a": X})], "tree structure: x, x['a'] in one of the two only"),
+        (
+            [dict(x=(X,)), dict(x=[X])],
+            "containers of the arguments: 'PyTreeDef((([*], *, CustomNode(Stati' against "
+            "'PyTreeDef((((*,), *, CustomNode(Stat'",
+        ),
+    ],
+    ids=lambda v: v.split(":")[0] if isinstance(v, str) else "",
+)
 def test_reason_of_a_retrace_names_what_changed(calls, expected):  # REPORTS 38, 40
     # Code of its own for each case: functions with one code are counted together.
     block = shared_subroutine(eval("lambda x=X, s=1.0, idx='': 0", {"X": X}))
@@ -89,8 +95,10 @@ def test_reason_compares_with_the_closest_earlier_signature():
     block = shared_subroutine(lambda x, mode: x)
     for x, mode in ((X, "a"), (X[:1], "b"), (X[:1], "a")):
         block(x, mode)
-    assert reasons(block)[1] in ("static value mode: 'a' against 'b'",
-                                 "shape of argument x: (1, 3) against (2, 3)")
+    assert reasons(block)[1] in (
+        "static value mode: 'a' against 'b'",
+        "shape of argument x: (1, 3) against (2, 3)",
+    )
     assert ";" in reasons(block)[0]
 
 
@@ -104,7 +112,8 @@ def test_captured_values_and_objects_are_told_apart():
     block(X)
     assert reasons(block) == (
         "captured value k: 3 against 2",
-        "captured value table: another object (Array object) that is not equal")
+        "captured value table: another object (Array object) that is not equal",
+    )
 
 
 def test_python_bool_int_and_float_statics_are_three_traces():  # REPORTS 41
@@ -121,7 +130,8 @@ def test_context_is_named_where_the_signature_is_unchanged():  # REPORTS 48
         block(X)
     block(X)
     assert reasons(block) == (
-        "context changed, not the signature: default_matmul_precision: highest against None",)
+        "context changed, not the signature: default_matmul_precision: highest against None",
+    )
 
 
 def test_cleared_caches_are_the_reason_where_nothing_changed():
@@ -170,7 +180,7 @@ def test_same_signature_inside_and_outside_a_trace_is_one_row():
 
 
 def test_old_signatures_are_dropped_from_the_record_but_not_from_the_counts(monkeypatch):
-    monkeypatch.setattr("jitscope.counters.MAX_SIGNATURES", 3)
+    monkeypatch.setattr("jitscope.subroutine.counters.MAX_SIGNATURES", 3)
     block = shared_subroutine(lambda x, n: 0, static_argnames="n")
     for n in range(5):
         block(X, n)

@@ -20,7 +20,9 @@ def subroutine(number, **options):
     """A shared subroutine with code of its own."""
     return jitscope.shared_subroutine(
         eval(f"lambda x, gain=1.0: chain(x) * gain + {number}", {"chain": chain}),
-        name=f"layer{number}", **options)
+        name=f"layer{number}",
+        **options,
+    )
 
 
 def test_one_trace_for_many_calls_passes():
@@ -33,8 +35,11 @@ def test_one_trace_for_many_calls_passes():
 
 def test_another_trace_fails_with_its_reason():
     layer = subroutine(2)
-    with pytest.raises(AssertionError, match=r"layer2 \(.*\) was traced 2 times in 3 calls, "
-                       r"expected at most 1:\n  traced again: shape of argument x"):
+    with pytest.raises(
+        AssertionError,
+        match=r"layer2 \(.*\) was traced 2 times in 3 calls, "
+        r"expected at most 1:\n  traced again: shape of argument x",
+    ):
         with assert_max_traces(1):
             jax.jit(lambda x: layer(layer(x))[:1] + layer(x[:1]))(X)
 
@@ -57,8 +62,9 @@ def test_one_body_for_equal_layers_passes():
     assert_max_bodies(0, lambda x: x + 1, X)
 
 
-@pytest.mark.parametrize("wrap", [lambda f: f, jitscope.outermost_jit, jax.jit],
-                         ids=["plain", "outermost_jit", "jit"])
+@pytest.mark.parametrize(
+    "wrap", [lambda f: f, jitscope.outermost_jit, jax.jit], ids=["plain", "outermost_jit", "jit"]
+)
 def test_one_body_too_many_fails_with_what_differs(wrap):
     layer = subroutine(6, static_argnames="gain")
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from jitscope import _jax
-from jitscope.census import take_census
-from jitscope.fingerprint import fingerprint
-from jitscope.policy import Decision, Plan, Structure
-from jitscope.program import capture
-from jitscope.restructure import restructure
-from jitscope.variants import find_variants
+from jitscope.ir.fingerprint import fingerprint
+from jitscope.ir.program import capture
+from jitscope.structuring.census import take_census
+from jitscope.structuring.policy import Decision, Plan, Structure
+from jitscope.structuring.restructure import restructure
+from jitscope.structuring.variants import find_variants
 
 X, Y = np.random.default_rng(0).normal(size=(2, 4)).astype(np.float32)
 

@@ -217,7 +217,8 @@ def haiku_resnet50(share: Share, *, channels: int, size: int, batch: int) -> Cas
 
     def train_step(params: Any, state: Any, momentum: Any, images: Any, labels: Any) -> Any:
         (value, state), gradients = jax.value_and_grad(loss, has_aux=True)(
-            params, state, images, labels)
+            params, state, images, labels
+        )
         updates, momentum = optimiser.update(gradients, momentum)
         return value, optax.apply_updates(params, updates), state, momentum
 
@@ -262,7 +263,8 @@ def mjx_step(share: Share, *, legs: int) -> Case:
       </body>"""
     angles = [2 * np.pi * i / legs for i in range(legs)]
     all_legs = "".join(
-        leg.format(x=0.3 * np.cos(a), y=0.3 * np.sin(a), z=-0.3 * np.cos(a)) for a in angles)
+        leg.format(x=0.3 * np.cos(a), y=0.3 * np.sin(a), z=-0.3 * np.cos(a)) for a in angles
+    )
     model = mujoco.MjModel.from_xml_string(f"""
       <mujoco>
         <option timestep=".005"/>
@@ -316,31 +318,49 @@ def numpyro_potential(share: Share, *, groups: int, points: int) -> Case:
 # --- the programs ---------------------------------------------------------------------------------
 
 _DECODER = {"layers": 12, "width": 128, "heads": 4, "vocabulary": 256, "batch": 2, "sequence": 32}
-_TINY_DECODER = {
-    "layers": 6, "width": 16, "heads": 2, "vocabulary": 11, "batch": 2, "sequence": 8}
+_TINY_DECODER = {"layers": 6, "width": 16, "heads": 2, "vocabulary": 11, "batch": 2, "sequence": 8}
 
 
 def _program(
     make: Callable[..., Case], packages: tuple[str, ...], full: Settings, tiny: Settings
 ) -> Program:
     return Program(
-        make.__name__, full=full, tiny=tiny, make=make, has_marks=False, packages=packages)
+        make.__name__, full=full, tiny=tiny, make=make, has_marks=False, packages=packages
+    )
 
 
 PROGRAMS = (
     _program(flax_linen, ("flax", "optax"), _DECODER, _TINY_DECODER),
     _program(flax_nnx, ("flax", "optax"), _DECODER, _TINY_DECODER),
-    _program(equinox_mlp, ("equinox",), full={"layers": 32, "width": 128, "batch": 32},
-             tiny={"layers": 8, "width": 8, "batch": 4}),
-    _program(equinox_transformer, ("equinox",),
-             full={"layers": 12, "width": 128, "heads": 4, "batch": 2, "sequence": 32},
-             tiny={"layers": 6, "width": 16, "heads": 2, "batch": 2, "sequence": 4}),
-    _program(diffrax_unrolled, ("diffrax", "equinox"),
-             full={"steps": 12, "width": 32, "depth": 3, "batch": 32},
-             tiny={"steps": 6, "width": 4, "depth": 1, "batch": 2}),
-    _program(haiku_resnet50, ("haiku", "optax"), full={"channels": 64, "size": 32, "batch": 8},
-             tiny={"channels": 8, "size": 8, "batch": 4}),
+    _program(
+        equinox_mlp,
+        ("equinox",),
+        full={"layers": 32, "width": 128, "batch": 32},
+        tiny={"layers": 8, "width": 8, "batch": 4},
+    ),
+    _program(
+        equinox_transformer,
+        ("equinox",),
+        full={"layers": 12, "width": 128, "heads": 4, "batch": 2, "sequence": 32},
+        tiny={"layers": 6, "width": 16, "heads": 2, "batch": 2, "sequence": 4},
+    ),
+    _program(
+        diffrax_unrolled,
+        ("diffrax", "equinox"),
+        full={"steps": 12, "width": 32, "depth": 3, "batch": 32},
+        tiny={"steps": 6, "width": 4, "depth": 1, "batch": 2},
+    ),
+    _program(
+        haiku_resnet50,
+        ("haiku", "optax"),
+        full={"channels": 64, "size": 32, "batch": 8},
+        tiny={"channels": 8, "size": 8, "batch": 4},
+    ),
     _program(mjx_step, ("mujoco", "mujoco.mjx"), full={"legs": 6}, tiny={"legs": 4}),
-    _program(numpyro_potential, ("numpyro",), full={"groups": 32, "points": 100},
-             tiny={"groups": 12, "points": 5}),
+    _program(
+        numpyro_potential,
+        ("numpyro",),
+        full={"groups": 32, "points": 100},
+        tiny={"groups": 12, "points": 5},
+    ),
 )

@@ -4,28 +4,27 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import report as report
-    from . import testing as testing
-    from .auditing import AuditReport as AuditReport
-    from .auditing import audit as audit
-    from .census import Body as Body
-    from .census import Census as Census
-    from .explanation import compare as compare
-    from .explanation import explain as explain
-    from .installation import install as install
-    from .installation import installed as installed
-    from .installation import uninstall as uninstall
+    from . import report as report, testing as testing
+    from .auditing import AuditReport as AuditReport, audit as audit
+    from .explanation import compare as compare, explain as explain
     from .outermost import outermost_jit as outermost_jit
-    from .policy import Decision as Decision
-    from .policy import Plan as Plan
-    from .policy import Policy as Policy
-    from .policy import Structure as Structure
-    from .recorder import recording as recording
-    from .recorder import stats as stats
-    from .reuse import Reuse as Reuse
-    from .reuse_report import ReuseReport as ReuseReport
+    from .reuse.recorder import recording as recording, stats as stats
+    from .reuse.reuse import Reuse as Reuse
+    from .reuse.reuse_report import ReuseReport as ReuseReport
+    from .running.installation import (
+        install as install,
+        installed as installed,
+        uninstall as uninstall,
+    )
     from .settings import disabled as disabled
-    from .subroutine import shared_subroutine as shared_subroutine
+    from .structuring.census import Body as Body, Census as Census
+    from .structuring.policy import (
+        Decision as Decision,
+        Plan as Plan,
+        Policy as Policy,
+        Structure as Structure,
+    )
+    from .subroutine.decorator import shared_subroutine as shared_subroutine
 
 __version__ = "0.1.0"
 
@@ -33,25 +32,25 @@ __version__ = "0.1.0"
 # has set it up through the environment.
 _HOMES = {
     "AuditReport": "auditing",
-    "Body": "census",
-    "Census": "census",
-    "Decision": "policy",
-    "Plan": "policy",
-    "Policy": "policy",
-    "Reuse": "reuse",
-    "ReuseReport": "reuse_report",
-    "Structure": "policy",
+    "Body": "structuring.census",
+    "Census": "structuring.census",
+    "Decision": "structuring.policy",
+    "Plan": "structuring.policy",
+    "Policy": "structuring.policy",
+    "Reuse": "reuse.reuse",
+    "ReuseReport": "reuse.reuse_report",
+    "Structure": "structuring.policy",
     "audit": "auditing",
     "compare": "explanation",
     "disabled": "settings",
     "explain": "explanation",
-    "install": "installation",
-    "installed": "installation",
+    "install": "running.installation",
+    "installed": "running.installation",
     "outermost_jit": "outermost",
-    "recording": "recorder",
-    "shared_subroutine": "subroutine",
-    "stats": "recorder",
-    "uninstall": "installation",
+    "recording": "reuse.recorder",
+    "shared_subroutine": "subroutine.decorator",
+    "stats": "reuse.recorder",
+    "uninstall": "running.installation",
 }
 _MODULES = ("report", "testing")
 __all__ = [*_HOMES, *_MODULES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,6 +1,6 @@
 """``python -m jitscope``."""
 
-from .cli import main
+from .running.cli import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

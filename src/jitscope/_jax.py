@@ -20,19 +20,19 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
-from jax._src import core as _core
-from jax._src import effects as _effects
-from jax._src import shard_map as _shard_map
-from jax._src import source_info_util as _source_info
-from jax._src import traceback_util as _traceback_util
-from jax._src.interpreters import ad
-from jax._src.interpreters import partial_eval as pe
-from jax._src.interpreters import remat as _remat
+from jax._src import (
+    core as _core,
+    effects as _effects,
+    shard_map as _shard_map,
+    source_info_util as _source_info,
+    traceback_util as _traceback_util,
+)
+from jax._src.interpreters import ad, partial_eval as pe, remat as _remat
 from jax._src.util import fun_name as function_name
-from jax.extend import random as jex_random
-from jax.extend import source_info_util
+from jax.extend import random as jex_random, source_info_util
 from jax.extend.core import (
-    ClosedJaxpr,
+    ClosedJaxpr,  # pyright: ignore[reportPrivateImportUsage]
+    DropVar as DropVar,
     Jaxpr,
     JaxprEqn,
     Literal,
@@ -40,15 +40,13 @@ from jax.extend.core import (
     Var,
     primitives,
 )
-from jax.extend.core import (
-    DropVar as DropVar,
-)
 from jax.interpreters import batching, mlir
 
+from .settings import PACKAGE
+
 # As for JAX's own files: lowered programs and filtered tracebacks name the user's lines only.
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-source_info_util.register_exclusion(_PACKAGE)
-_traceback_util.register_exclusion(_PACKAGE)
+source_info_util.register_exclusion(PACKAGE)
+_traceback_util.register_exclusion(PACKAGE)
 
 F = TypeVar("F", bound=Callable[..., Any])
 AnyJaxpr = Any
@@ -86,29 +84,51 @@ DERIVATIVE_ONLY: dict[Primitive, frozenset[str]] = {
 """Parameters that matter only when the equation is differentiated, never to lowering."""
 
 NAME_ONLY: dict[Primitive, frozenset[str]] = {
-    jit_p: frozenset({"name", "inline", "keep_unused", "donated_invars", "ctx_mesh",
-                      "compiler_options_kvs"}),
+    jit_p: frozenset(
+        {"name", "inline", "keep_unused", "donated_invars", "ctx_mesh", "compiler_options_kvs"}
+    ),
 }
 """Parameters that do not change what a nested equation computes. Donation, options and
 ``keep_unused`` of a *nested* jit are ignored by JAX itself."""
 
-CONTEXT_PARTS = ("compute_type", "threefry_partitionable", "cur_abstract_mesh", "xla_metadata",
-                 "remove_size_one_mesh_axis", "cur_layout_mode", "no_collectives")
+CONTEXT_PARTS = (
+    "compute_type",
+    "threefry_partitionable",
+    "cur_abstract_mesh",
+    "xla_metadata",
+    "remove_size_one_mesh_axis",
+    "cur_layout_mode",
+    "no_collectives",
+)
 """Parts of an equation's context, all of which reach the lowered program. The last two are
 new in JAX 0.11 and 0.12."""
 
-HEAVY: frozenset[Primitive] = frozenset({
-    primitives.dot_general_p, primitives.conv_general_dilated_p, primitives.scan_p,
-    primitives.while_p, primitives.cholesky_p, primitives.eigh_p, primitives.lu_p,
-    primitives.qr_p, primitives.svd_p, primitives.triangular_solve_p, primitives.fft_p,
-    primitives.sort_p,
-})
+HEAVY: frozenset[Primitive] = frozenset(
+    {
+        primitives.dot_general_p,
+        primitives.conv_general_dilated_p,
+        primitives.scan_p,
+        primitives.while_p,
+        primitives.cholesky_p,
+        primitives.eigh_p,
+        primitives.lu_p,
+        primitives.qr_p,
+        primitives.svd_p,
+        primitives.triangular_solve_p,
+        primitives.fft_p,
+        primitives.sort_p,
+    }
+)
 """Equations that XLA compiles on their own, whatever surrounds them."""
 
 
 _PRNG_NAMES = {
-    id(impl): impl.name for impl in (
-        jex_random.threefry_prng_impl, jex_random.rbg_prng_impl, jex_random.unsafe_rbg_prng_impl)
+    id(impl): impl.name
+    for impl in (
+        jex_random.threefry_prng_impl,
+        jex_random.rbg_prng_impl,
+        jex_random.unsafe_rbg_prng_impl,
+    )
 }
 
 
@@ -158,18 +178,31 @@ def new_jaxpr(
 ) -> AnyJaxpr:
     """A closed jaxpr without constants, for a body cut out of another program."""
     effects = _core.join_effects(*(eqn.effects for eqn in eqns))
-    info = _core.DebugInfo("jit", name, tuple(f"a{i}" for i in range(len(invars))),
-                           tuple(f"r{i}" for i in range(len(outvars))))
+    info = _core.DebugInfo(
+        "jit",
+        name,
+        tuple(f"a{i}" for i in range(len(invars))),
+        tuple(f"r{i}" for i in range(len(outvars))),
+    )
     return ClosedJaxpr(Jaxpr((), invars, outvars, eqns, effects, info), [])
 
 
 def new_equation(
-    template: JaxprEqn, primitive: Primitive, invars: Sequence[Any], outvars: Sequence[Var],
-    params: Mapping[str, Any], effects: Any = None
+    template: JaxprEqn,
+    primitive: Primitive,
+    invars: Sequence[Any],
+    outvars: Sequence[Var],
+    params: Mapping[str, Any],
+    effects: Any = None,
 ) -> JaxprEqn:
     """An equation with the source line, name scope and context of ``template``."""
-    return template.replace(invars=list(invars), outvars=list(outvars), primitive=primitive,
-                            params=dict(params), effects=effects)
+    return template.replace(
+        invars=list(invars),
+        outvars=list(outvars),
+        primitive=primitive,
+        params=dict(params),
+        effects=effects,
+    )
 
 
 def is_array_type(aval: Any) -> bool:
@@ -198,9 +231,11 @@ def trip_count(eqn: JaxprEqn) -> int:
 def has_input_effects(jaxpr: AnyJaxpr) -> bool:
     """Whether an effect names a value: reads and writes of a ``Ref``, an operand's or its own."""
     open_ = opened(jaxpr)
-    return any(isinstance(effect, _effects.JaxprInputEffect)
-               for effects in (open_.effects, *(eqn.effects for eqn in open_.eqns))
-               for effect in effects)
+    return any(
+        isinstance(effect, _effects.JaxprInputEffect)
+        for effects in (open_.effects, *(eqn.effects for eqn in open_.eqns))
+        for effect in effects
+    )
 
 
 def has_ordered_effects(jaxpr: AnyJaxpr) -> bool:
@@ -233,8 +268,13 @@ def jit_params(jaxpr: AnyJaxpr, name: str) -> dict[str, Any]:
     """Parameters of a nested jit of ``jaxpr`` without options."""
     params = dict(_plain_jit_params(), jaxpr=jaxpr, name=name)
     n_in, n_out = len(opened(jaxpr).invars), len(opened(jaxpr).outvars)
-    for key, n in (("in_shardings", n_in), ("in_layouts", n_in), ("donated_invars", n_in),
-                   ("out_shardings", n_out), ("out_layouts", n_out)):
+    for key, n in (
+        ("in_shardings", n_in),
+        ("in_layouts", n_in),
+        ("donated_invars", n_in),
+        ("out_shardings", n_out),
+        ("out_layouts", n_out),
+    ):
         params[key] = (params[key][0],) * n
     return params
 
@@ -242,17 +282,21 @@ def jit_params(jaxpr: AnyJaxpr, name: str) -> dict[str, Any]:
 def with_leading_operands(params: Mapping[str, Any], jaxpr: AnyJaxpr, n: int) -> dict[str, Any]:
     """Parameters of a nested jit whose new ``jaxpr`` takes ``n`` operands more, in front."""
     plain = _plain_jit_params()
-    changed = {key: (plain[key][0],) * n + tuple(params[key])
-               for key in ("in_shardings", "in_layouts", "donated_invars")}
+    changed = {
+        key: (plain[key][0],) * n + tuple(params[key])
+        for key in ("in_shardings", "in_layouts", "donated_invars")
+    }
     return {**params, **changed, "jaxpr": jaxpr}
 
 
 def wraps(fun: Callable[..., Any]) -> Callable[[F], F]:
     """``functools.wraps`` that names partials and callable objects too, as ``jax.jit`` does."""
+
     def wrapped(wrapper: F) -> F:
         functools.update_wrapper(wrapper, fun)
         wrapper.__name__ = function_name(fun)
         return wrapper
+
     return wrapped
 
 
@@ -304,8 +348,9 @@ def trace(fun: Callable[..., Any], args: tuple, kwargs: dict, static: Mapping[st
     if lifted:
         # jit makes tracers of an enclosing trace its leading operands: close over them again.
         open_ = opened(jaxpr)
-        jaxpr = closed_over(jaxpr, open_.invars[:len(lifted)], lifted,
-                            invars=open_.invars[len(lifted):])
+        jaxpr = closed_over(
+            jaxpr, open_.invars[: len(lifted)], lifted, invars=open_.invars[len(lifted) :]
+        )
     return Traced(jaxpr, traced.out_tree, _boundary(traced._params, len(lifted)))
 
 
@@ -318,7 +363,8 @@ def without_hijax(jaxpr: AnyJaxpr) -> AnyJaxpr:
     values of such types is left as it is.
     """
     if not getattr(opened(jaxpr), "is_high", False) or any(
-            getattr(aval, "is_high", False) for aval in (*jaxpr.in_avals, *jaxpr.out_avals)):
+        getattr(aval, "is_high", False) for aval in (*jaxpr.in_avals, *jaxpr.out_avals)
+    ):
         return jaxpr
     return pe.lower_jaxpr2(jaxpr)
 
@@ -330,8 +376,12 @@ def _boundary(params: Mapping[str, Any], n_lifted: int) -> Boundary:
         return tuple(None if s is unspecified else s for s in params[key][first:])
 
     layouts = (*params["in_layouts"], *params["out_layouts"])
-    return Boundary(tuple(params["donated_invars"][n_lifted:]), asked("in_shardings", n_lifted),
-                    asked("out_shardings", 0), any(one is not None for one in layouts))
+    return Boundary(
+        tuple(params["donated_invars"][n_lifted:]),
+        asked("in_shardings", n_lifted),
+        asked("out_shardings", 0),
+        any(one is not None for one in layouts),
+    )
 
 
 def emit(jaxpr: AnyJaxpr, args: Sequence[Any], name: str) -> list[Any]:
@@ -346,9 +396,13 @@ def emit(jaxpr: AnyJaxpr, args: Sequence[Any], name: str) -> list[Any]:
         return _emit_by_inlining(jaxpr, args, name)
     here = source_info_util.current()
     open_ = opened(jaxpr)
-    tracers = dict(zip(
-        (*open_.constvars, *open_.invars),
-        (tracing.to_jaxpr_tracer(x, here) for x in (*consts(jaxpr), *args)), strict=True))
+    tracers = dict(
+        zip(
+            (*open_.constvars, *open_.invars),
+            (tracing.to_jaxpr_tracer(x, here) for x in (*consts(jaxpr), *args)),
+            strict=True,
+        )
+    )
 
     def read(atom: Any, source: Any) -> Any:
         if isinstance(atom, Literal):
@@ -360,8 +414,14 @@ def emit(jaxpr: AnyJaxpr, args: Sequence[Any], name: str) -> list[Any]:
         if here.name_stack.stack:
             source = source.replace(name_stack=here.name_stack + source.name_stack)
         results = tracing.emit_eqn(
-            [read(atom, source) for atom in eqn.invars], [var.aval for var in eqn.outvars],
-            eqn.primitive, eqn.params, eqn.effects, source, eqn.ctx)
+            [read(atom, source) for atom in eqn.invars],
+            [var.aval for var in eqn.outvars],
+            eqn.primitive,
+            eqn.params,
+            eqn.effects,
+            source,
+            eqn.ctx,
+        )
         tracers.update(zip(eqn.outvars, results, strict=True))
     return [read(atom, here) for atom in open_.outvars]
 
@@ -403,10 +463,17 @@ def _in_scope(jaxpr: AnyJaxpr, name: str) -> AnyJaxpr:
     """A body whose equations bear its name: XLA prefixes it only where it inlines."""
     if jaxpr not in _scoped:
         scope = source_info_util.new_name_stack().extend(f"jit({name})")
-        _scoped[jaxpr] = rebuilt(jaxpr, eqns=[
-            eqn.replace(source_info=eqn.source_info.replace(
-                name_stack=scope + eqn.source_info.name_stack))
-            for eqn in equations(jaxpr)])
+        _scoped[jaxpr] = rebuilt(
+            jaxpr,
+            eqns=[
+                eqn.replace(
+                    source_info=eqn.source_info.replace(
+                        name_stack=scope + eqn.source_info.name_stack
+                    )
+                )
+                for eqn in equations(jaxpr)
+            ],
+        )
     return _scoped[jaxpr]
 
 
@@ -420,7 +487,8 @@ def is_movable(eqn: JaxprEqn) -> bool:
     own that attaches to it (``compute_on``, ``set_xla_metadata``).
     """
     return not (eqn.ctx.compute_type or eqn.ctx.xla_metadata) and all(
-        isinstance(atom.aval, _core.ShapedArray) for atom in (*eqn.invars, *eqn.outvars))
+        isinstance(atom.aval, _core.ShapedArray) for atom in (*eqn.invars, *eqn.outvars)
+    )
 
 
 def user_functions(eqn: JaxprEqn) -> list[str]:
@@ -432,8 +500,9 @@ def user_functions(eqn: JaxprEqn) -> list[str]:
 def user_stack(eqn: JaxprEqn) -> tuple[str, ...]:
     """``file:line (function)`` of the user's functions around an equation, outermost first."""
     frames = _source_info.user_frames(eqn.source_info.traceback)
-    return tuple(f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
-                 for frame in frames)[::-1]
+    return tuple(
+        f"{frame.file_name}:{frame.start_line} ({frame.function_name})" for frame in frames
+    )[::-1]
 
 
 def is_transposed(eqn: JaxprEqn) -> bool:
@@ -474,9 +543,7 @@ def _target(ctx: mlir.LoweringRuleContext) -> Target:
 _FRONTEND = "mhlo.frontend_attributes"
 
 
-def _tag_call(
-    context: mlir.ModuleContext, results: Sequence[Any], tags: Mapping[str, str]
-) -> None:
+def _tag_call(context: mlir.ModuleContext, results: Sequence[Any], tags: Mapping[str, str]) -> None:
     """Sets the frontend attributes of the call that made these values.
 
     (``set_xla_metadata`` around the call would do the same, but it also reaches operations
@@ -548,10 +615,18 @@ def structured_call_primitive(
         def with_equation(*args: Any) -> Any:
             *rest, eqn = args
             return rule(*rest, eqn.replace(primitive=jit_p, params=jit_only(eqn.params)))
+
         return with_equation
 
-    def lowered(*args: Any, name: str, shared: AnyJaxpr, operands: Sequence[int],
-                results: Sequence[int], scoped: bool, **_: Any) -> list[Any]:
+    def lowered(
+        *args: Any,
+        name: str,
+        shared: AnyJaxpr,
+        operands: Sequence[int],
+        results: Sequence[int],
+        scoped: bool,
+        **_: Any,
+    ) -> list[Any]:
         body = _in_scope(shared, name) if scoped else shared
         out = jit_p.bind(*(args[i] for i in operands), **jit_params(body, name))
         return [out[i] for i in results]
@@ -572,7 +647,8 @@ def structured_call_primitive(
     batching.fancy_primitive_batchers[call_p] = as_jit(batching.fancy_primitive_batchers[jit_p])
     pe.custom_partial_eval_rules[call_p] = as_jit(pe.custom_partial_eval_rules[jit_p])
     pe.partial_eval_jaxpr_custom_rules[call_p] = as_jit_equation(
-        pe.partial_eval_jaxpr_custom_rules[jit_p])
+        pe.partial_eval_jaxpr_custom_rules[jit_p]
+    )
     _remat.rules[call_p] = as_jit(_remat.rules[jit_p])
     return call_p
 
@@ -583,7 +659,8 @@ def structured_call_primitive(
 def closed_over_by(traced: Any) -> tuple[Sequence[Any], Sequence[Any]]:
     """What a ``jax.jit(...).trace(...)`` closed over: arrays, and tracers of outer traces."""
     return [c for c in consts(traced.jaxpr) if not isinstance(c, Tracer)], [
-        c for c in (*consts(traced.jaxpr), *traced._consts) if isinstance(c, Tracer)]
+        c for c in (*consts(traced.jaxpr), *traced._consts) if isinstance(c, Tracer)
+    ]
 
 
 def constants_as_operands(jaxpr: AnyJaxpr) -> AnyJaxpr:

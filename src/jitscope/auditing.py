@@ -17,8 +17,8 @@ import jax
 import numpy as np
 
 from . import _jax
-from .near_misses import differences
 from .outermost import OutermostJit
+from .reuse.near_misses import differences
 from .trail import TracedCall, Trail, keeping_trail
 
 
@@ -104,8 +104,11 @@ def audit(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> AuditReport:
     inner, static = fun, {}
     if isinstance(fun, OutermostJit):
         inner = fun._fun
-        static = {key: fun._options[key] for key in ("static_argnums", "static_argnames")
-                  if fun._options.get(key) is not None}
+        static = {
+            key: fun._options[key]
+            for key in ("static_argnums", "static_argnames")
+            if fun._options.get(key) is not None
+        }
     elif hasattr(fun, "lower") and hasattr(fun, "__wrapped__"):
         inner = fun.__wrapped__
     if not static:
@@ -118,6 +121,7 @@ def audited(
     fun: Callable[..., Any], args: tuple, kwargs: dict[str, Any], static: dict[str, Any], name: str
 ) -> AuditReport:
     """As `audit`, with the options of ``jax.jit`` that say what is static."""
+
     @functools.wraps(fun)
     def fresh(*args: Any, **kwargs: Any) -> Any:
         return fun(*args, **kwargs)
@@ -129,10 +133,11 @@ def audited(
 
 def _report(trail: Trail, name: str) -> AuditReport:
     findings = [
-        _finding(key, calls) for key, calls in trail.calls.items()
-        if len({call.digest for call in calls}) > 1]
-    return AuditReport(name, sum(map(len, trail.calls.values())), len(trail.calls),
-                       tuple(findings))
+        _finding(key, calls)
+        for key, calls in trail.calls.items()
+        if len({call.digest for call in calls}) > 1
+    ]
+    return AuditReport(name, sum(map(len, trail.calls.values())), len(trail.calls), tuple(findings))
 
 
 def _finding(key: tuple[Any, Hashable], calls: Sequence[TracedCall]) -> AuditFinding:
@@ -140,10 +145,13 @@ def _finding(key: tuple[Any, Hashable], calls: Sequence[TracedCall]) -> AuditFin
     others = [call for call in calls if call.digest != first.digest]
     texts = differences(others[0].jaxpr, first.jaxpr)
     return AuditFinding(
-        name=str(key[0]), source=key[0].source, n_calls=len(calls),
+        name=str(key[0]),
+        source=key[0].source,
+        n_calls=len(calls),
         n_distinct=len({call.digest for call in calls}),
         sites=tuple(dict.fromkeys(call.source for call in others)),
-        differences=tuple(texts) or ("it computes something else altogether",))
+        differences=tuple(texts) or ("it computes something else altogether",),
+    )
 
 
 def _over_arrays(
@@ -151,8 +159,11 @@ def _over_arrays(
 ) -> tuple[Callable[..., Any], tuple]:
     """The function of the arrays among its arguments; everything else stays what it is."""
     leaves, tree = jax.tree.flatten((args, kwargs))
-    where = [i for i, leaf in enumerate(leaves)
-             if isinstance(leaf, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))]
+    where = [
+        i
+        for i, leaf in enumerate(leaves)
+        if isinstance(leaf, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))
+    ]
 
     @functools.wraps(fun)
     def over_arrays(*arrays: Any) -> Any:

@@ -17,13 +17,13 @@ from typing import Any
 import jax
 
 from . import _jax
-from .functions import name_of
+from .ir.program import Program
 from .outermost import OutermostJit
-from .phases import Phases
-from .policy import Policy
-from .program import Program
-from .reuse import Reuse
-from .reuse_report import Compiled, ReuseReport, Seconds
+from .reuse.phases import Phases
+from .reuse.reuse import Reuse
+from .reuse.reuse_report import Compiled, ReuseReport, Seconds
+from .structuring.policy import Policy
+from .subroutine.functions import name_of
 
 _FUNCTION = re.compile(r"^\s*func\.func ", re.MULTILINE)
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = .*? (?P<kind>[a-z][\w\-]*)\(", re.MULTILINE)
@@ -88,8 +88,9 @@ def _explained(
     reuse, structured, plain = _both(fun, args, kwargs)
     compiled = structured()
     (program,) = reuse().report().programs
-    return ReuseReport((dataclasses.replace(
-        program, compiled=compiled, plain=plain() if with_plain else None),))
+    return ReuseReport(
+        (dataclasses.replace(program, compiled=compiled, plain=plain() if with_plain else None),)
+    )
 
 
 _Both = tuple[Callable[[], Reuse], Callable[[], Compiled], Callable[[], Compiled]]
@@ -128,8 +129,9 @@ def _of_jitted(fun: Any, args: tuple, kwargs: dict[str, Any]) -> _Both:
     structurer = OutermostJit(getattr(fun, "__wrapped__", fun), Policy(), {})
     with phases.structuring():
         restructured = structurer._pipeline(program, phases)
-    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype)
-              for v in _jax.opened(traced.jaxpr).invars]
+    shapes = [
+        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in _jax.opened(traced.jaxpr).invars
+    ]
 
     def compiled(program: Program) -> Compiled:
         def emitted(*leaves: Any) -> Any:
@@ -143,6 +145,7 @@ def _of_jitted(fun: Any, args: tuple, kwargs: dict[str, Any]) -> _Both:
 
 def _fresh(fun: Callable[..., Any]) -> Callable[..., Any]:
     """A function object of its own, which JAX has no trace of."""
+
     @functools.wraps(fun)
     def fresh(*args: Any, **kwargs: Any) -> Any:
         return fun(*args, **kwargs)
@@ -162,8 +165,12 @@ def _compiled(jitted: Any, args: tuple, kwargs: dict[str, Any]) -> Compiled:
     executable = lowered.compile()
     clock.append(time.perf_counter())
     trace_s, lower_s, compile_s = (b - a for a, b in zip(clock, clock[1:], strict=False))
-    return counted(lowered.as_text(), executable.as_text() or "", executable.memory_analysis(),
-                   Seconds(trace_s, 0.0, lower_s, compile_s))
+    return counted(
+        lowered.as_text(),
+        executable.as_text() or "",
+        executable.memory_analysis(),
+        Seconds(trace_s, 0.0, lower_s, compile_s),
+    )
 
 
 def counted(stablehlo: str, hlo: str, memory: Any, seconds: Seconds) -> Compiled:

@@ -17,20 +17,21 @@ from typing import Any, TypeVar, overload
 
 import jax
 
-from . import _jax, records
-from .census import Census, take_census
-from .constants import hoisted
-from .evidence import evidence_of
-from .outline import outline as with_repeats_outlined
-from .phases import Phases, claim_phases
-from .policy import Plan, Policy, PolicyLike
-from .program import Program, capture
-from .restructure import restructure
-from .reuse import Reuse
+from . import _jax
+from .ir.constants import hoisted
+from .ir.program import Program, capture
+from .outlining.outline import outline as with_repeats_outlined
+from .reuse import records
+from .reuse.evidence import evidence_of
+from .reuse.phases import Phases, claim_phases
+from .reuse.reuse import Reuse
 from .settings import is_disabled, strict
-from .staged import STAGE_POLICY, StagedJit, StagedProgram
-from .stages import cut_into_stages, obstacle, with_calls_outermost, with_stages
-from .variants import find_variants
+from .staged.jit import STAGE_POLICY, StagedJit, StagedProgram
+from .staged.stages import cut_into_stages, obstacle, with_calls_outermost, with_stages
+from .structuring.census import Census, take_census
+from .structuring.policy import Plan, Policy, PolicyLike
+from .structuring.restructure import restructure
+from .structuring.variants import find_variants
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -52,8 +53,16 @@ class OutermostJit:
     Calls, ``lower``, ``trace``, ``eval_shape`` and ``clear_cache`` are those of ``jax.jit``.
     """
 
-    def __init__(self, fun: Callable[..., Any], policy: PolicyLike, options: dict[str, Any],
-                 *, outline: bool = True, audit: bool = False, staged: bool = False) -> None:
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        policy: PolicyLike,
+        options: dict[str, Any],
+        *,
+        outline: bool = True,
+        audit: bool = False,
+        staged: bool = False,
+    ) -> None:
         functools.update_wrapper(self, fun, updated=())
         self._fun = fun
         self._policy = policy
@@ -116,7 +125,8 @@ class OutermostJit:
         raise RuntimeError(
             f"{self!r} has traced no program yet. Call it, or its .lower(...), first, and not "
             "from within jax.jit, jax.grad or another outermost_jit function: there it is part "
-            "of a program that is not its own.")
+            "of a program that is not its own."
+        )
 
     def _structured(self, fun: Callable[..., Any]) -> Callable[..., Any]:
         static = self._given("static_argnums", "static_argnames")
@@ -140,7 +150,8 @@ class OutermostJit:
         with _outermost():
             if self._audit:
                 self._warn_of_hidden_state(
-                    args, kwargs, self._given("static_argnums", "static_argnames"))
+                    args, kwargs, self._given("static_argnums", "static_argnames")
+                )
             return capture(self._fun, args, kwargs, options)
 
     def _in_stages(self, args: tuple, kwargs: dict) -> StagedProgram | None:
@@ -150,9 +161,17 @@ class OutermostJit:
         with phases.structuring():
             program = self._pipeline(program, phases)
             try:
-                return None if obstacle(program) else StagedProgram(
-                    program, cut_into_stages(program), (args, kwargs),
-                    self._options.get("compiler_options"), phases)
+                return (
+                    None
+                    if obstacle(program)
+                    else StagedProgram(
+                        program,
+                        cut_into_stages(program),
+                        (args, kwargs),
+                        self._options.get("compiler_options"),
+                        phases,
+                    )
+                )
             except Exception as error:
                 if strict():
                     raise
@@ -177,7 +196,8 @@ class OutermostJit:
             if not isinstance(plan, Plan):
                 raise TypeError(
                     f"policy must return a jitscope.Plan, got {type(plan).__name__} "
-                    f"from {self._policy!r}.")
+                    f"from {self._policy!r}."
+                )
             if self._staged:
                 plan = with_calls_outermost(plan, lifted, variants)
             restructured = restructure(lifted, plan, variants)
@@ -242,7 +262,7 @@ def _jitted(functions: Sequence[Callable[..., Any]], options: dict[str, Any]) ->
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         jitted = [_jax.jit(fun, **options) for fun in functions]
-    for warning in caught[:len(caught) // len(functions)]:
+    for warning in caught[: len(caught) // len(functions)]:
         warnings.warn(warning.message, warning.category, stacklevel=4)
     return jitted
 
@@ -252,22 +272,42 @@ def _warn_fallback(function: OutermostJit, error: Exception) -> None:
         f"jitscope could not structure {function!r} and left it as jax.jit would compile it: "
         f"{type(error).__name__}: {error}. The result is right, the compile no faster. Please "
         "report this with the traceback that JITSCOPE_STRICT=1 raises.",
-        RuntimeWarning, stacklevel=2)
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 @overload
 def outermost_jit(
-    fun: F, /, *, policy: PolicyLike | None = None, outline: bool = True, audit: bool = False,
-    staged: bool = False, **jit_options: Any
+    fun: F,
+    /,
+    *,
+    policy: PolicyLike | None = None,
+    outline: bool = True,
+    audit: bool = False,
+    staged: bool = False,
+    **jit_options: Any,
 ) -> F: ...
 @overload
 def outermost_jit(
-    fun: None = None, /, *, policy: PolicyLike | None = None, outline: bool = True,
-    audit: bool = False, staged: bool = False, **jit_options: Any
+    fun: None = None,
+    /,
+    *,
+    policy: PolicyLike | None = None,
+    outline: bool = True,
+    audit: bool = False,
+    staged: bool = False,
+    **jit_options: Any,
 ) -> Callable[[F], F]: ...
 def outermost_jit(
-    fun: Any = None, /, *, policy: PolicyLike | None = None, outline: bool = True,
-    audit: bool = False, staged: bool = False, **jit_options: Any
+    fun: Any = None,
+    /,
+    *,
+    policy: PolicyLike | None = None,
+    outline: bool = True,
+    audit: bool = False,
+    staged: bool = False,
+    **jit_options: Any,
 ) -> Any:
     """``jax.jit`` for the outermost function of a program, which it structures first.
 
@@ -310,14 +350,17 @@ def outermost_jit(
         raise TypeError(
             f"outermost_jit got unknown option(s) {', '.join(unknown)}. It takes policy=..., "
             f"outline=..., audit=..., staged=... and the options of jax.jit: "
-            f"{', '.join(sorted(_JIT_OPTIONS))}.")
+            f"{', '.join(sorted(_JIT_OPTIONS))}."
+        )
     if policy is None:
         policy = STAGE_POLICY if staged else Policy()
     if not callable(policy):
         raise TypeError(
             f"policy must be callable from Census to Plan, such as jitscope.Policy(...), got "
-            f"{policy!r}.")
+            f"{policy!r}."
+        )
     if fun is None:
         return lambda fun: OutermostJit(
-            fun, policy, jit_options, outline=outline, audit=audit, staged=staged)
+            fun, policy, jit_options, outline=outline, audit=audit, staged=staged
+        )
     return OutermostJit(fun, policy, jit_options, outline=outline, audit=audit, staged=staged)

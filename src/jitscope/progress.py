@@ -18,7 +18,7 @@ from . import _jax
 from .report.words import count, printable
 
 if TYPE_CHECKING:
-    from .reuse import Reuse
+    from .reuse.reuse import Reuse
 
 _IS_ON = os.environ.get("JITSCOPE_PROGRESS", "1").strip().lower() not in ("0", "false", "no")
 _AFTER_S = 5.0
@@ -80,8 +80,10 @@ def message(reuse: Reuse, seconds: float) -> str:
         return f"{text}; nothing in it repeats"
     body = max(repeated, key=lambda body: body.n_uses * body.n_equations)
     structure = reuse.plan[body.fingerprint.digest].structure
-    return (f"{text}; its largest repeated body is {printable(body.name)}, "
-            f"{count(body.n_uses, 'call')} of {count(body.n_equations, 'equation')} ({structure})")
+    return (
+        f"{text}; its largest repeated body is {printable(body.name)}, "
+        f"{count(body.n_uses, 'call')} of {count(body.n_equations, 'equation')} ({structure})"
+    )
 
 
 class _Watcher:

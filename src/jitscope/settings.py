@@ -14,6 +14,9 @@ import contextvars
 import os
 from collections.abc import Iterator
 
+PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+"""Where jitscope's own files are: their frames are left out of tracebacks and source lines."""
+
 
 def _flag(variable: str) -> bool:
     return os.environ.get(variable, "").strip().lower() not in ("", "0", "false", "no")

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from .outermost import OutermostJit
-from .policy import Policy
 from .report import text
-from .retraces import subroutine_reports
-from .reuse_report import BodyReport, ProgramReport, ReuseReport, SubroutineReport
+from .reuse.retraces import subroutine_reports
+from .reuse.reuse_report import BodyReport, ProgramReport, ReuseReport, SubroutineReport
+from .structuring.policy import Policy
 
 __all__ = ["assert_max_bodies", "assert_max_traces", "assert_structure"]
 
@@ -44,8 +44,11 @@ def assert_max_traces(n: int, *, of: Callable[..., Any] | str | None = None) -> 
     name = of if of is None or isinstance(of, str) else of.__name__
     before = subroutine_reports()
     yield
-    found = [report for report in subroutine_reports(before).values()
-             if (name is None or report.name == name) and report.n_traces > n]
+    found = [
+        report
+        for report in subroutine_reports(before).values()
+        if (name is None or report.name == name) and report.n_traces > n
+    ]
     if found:
         raise AssertionError("\n".join(_too_many_traces(report, n) for report in found))
 
@@ -81,7 +84,8 @@ def assert_max_bodies(
         what = f"named {jitscope_name!r}" if jitscope_name else "of 12 equations or more"
         raise AssertionError(
             f"{program.name} has {len(bodies)} distinct bodies {what}, expected at most {n}:\n"
-            f"{_bodies(bodies)}\n\n{shown}")
+            f"{_bodies(bodies)}\n\n{shown}"
+        )
 
 
 def assert_structure(
@@ -110,8 +114,10 @@ def assert_structure(
     allowed = ("INLINE", "NESTED", "SHARED")
     for name, structure in expected.items():
         if structure not in allowed:
-            raise ValueError(f"assert_structure() got {name!r}: {structure!r}; allowed are "
-                             f"{', '.join(map(repr, allowed))}.")
+            raise ValueError(
+                f"assert_structure() got {name!r}: {structure!r}; allowed are "
+                f"{', '.join(map(repr, allowed))}."
+            )
     program = _program(fun, args, kwargs)
     problems = []
     for name, structure in expected.items():
@@ -119,8 +125,11 @@ def assert_structure(
         if not bodies:
             names = ", ".join(sorted({body.name for body in program.bodies})) or "none"
             problems.append(f"{program.name} has no body named {name!r}; its bodies are: {names}")
-        problems += [f"{name!r} is {body.structure}, expected {structure}: {body.reason}"
-                     for body in bodies if body.structure != structure]
+        problems += [
+            f"{name!r} is {body.structure}, expected {structure}: {body.reason}"
+            for body in bodies
+            if body.structure != structure
+        ]
     if problems:
         raise AssertionError("\n".join(problems))
 
@@ -154,19 +163,30 @@ def _counts(body: BodyReport, name: str | None) -> bool:
 def _bodies(bodies: list[BodyReport]) -> str:
     lines = []
     for body in bodies:
-        lines.append(f"  {body.name} {body.digest[:12]}: {body.n_uses} uses, {body.n_equations} "
-                     f"equations, first called at {body.source}")
-        lines += [f"    differs from {miss.other[:12]}: {'; '.join(miss.differences)}. To merge: "
-                  f"{miss.change}." for miss in body.near_misses]
+        lines.append(
+            f"  {body.name} {body.digest[:12]}: {body.n_uses} uses, {body.n_equations} "
+            f"equations, first called at {body.source}"
+        )
+        lines += [
+            f"    differs from {miss.other[:12]}: {'; '.join(miss.differences)}. To merge: "
+            f"{miss.change}."
+            for miss in body.near_misses
+        ]
     return "\n".join(lines)
 
 
 def _too_many_traces(report: SubroutineReport, n: int) -> str:
-    reasons = [f"  traced again: {retrace.reason} ({retrace.n_traces} times)"
-               for retrace in report.retraces]
-    return "\n".join([
-        f"{report.name} ({report.source}) was traced {report.n_traces} times in {report.n_calls} "
-        f"calls, expected at most {n}:", *reasons])
+    reasons = [
+        f"  traced again: {retrace.reason} ({retrace.n_traces} times)"
+        for retrace in report.retraces
+    ]
+    return "\n".join(
+        [
+            f"{report.name} ({report.source}) was traced {report.n_traces} times "
+            f"in {report.n_calls} calls, expected at most {n}:",
+            *reasons,
+        ]
+    )
 
 
 def _checked(n: int) -> None:

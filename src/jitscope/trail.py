@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from . import _jax
-from .fingerprint import fingerprint
+from .ir.fingerprint import fingerprint
 from .names import SubroutineName
 
 
@@ -42,11 +42,13 @@ class Trail:
         """Adds a call made at the user's current line."""
         jaxpr = traced.jaxpr
         self.calls.setdefault((name, (name.source, signature)), []).append(
-            TracedCall(_jax.current_source_line(), fingerprint(jaxpr).digest, jaxpr))
+            TracedCall(_jax.current_source_line(), fingerprint(jaxpr).digest, jaxpr)
+        )
 
 
 _current: contextvars.ContextVar[Trail | None] = contextvars.ContextVar(
-    "jitscope_trail", default=None)
+    "jitscope_trail", default=None
+)
 
 current_trail = _current.get
 """The trail of this thread, or None."""

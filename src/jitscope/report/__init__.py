@@ -3,7 +3,6 @@
 `save` and `load` are the only functions here that touch files.
 """
 
-from .files import load as load
-from .files import save as save
+from .files import load as load, save as save
 
 __all__ = ["load", "save"]

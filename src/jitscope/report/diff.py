@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ..reuse_report import ProgramReport, ReuseReport
+from ..reuse.reuse_report import ProgramReport, ReuseReport
 from .words import printable
 
 COUNTS: Mapping[str, Callable[[ProgramReport], float]] = {
@@ -66,9 +66,13 @@ class Difference:
 
         A program or subroutine that is new has no earlier count to exceed.
         """
-        return tuple(change for change in self.changes
-                     if change.before is not None and change.count in budgets
-                     and change.growth > budgets[change.count])
+        return tuple(
+            change
+            for change in self.changes
+            if change.before is not None
+            and change.count in budgets
+            and change.growth > budgets[change.count]
+        )
 
 
 def difference(before: ReuseReport, after: ReuseReport) -> Difference:
@@ -76,10 +80,12 @@ def difference(before: ReuseReport, after: ReuseReport) -> Difference:
     changes = [
         Change(name, count, *(None if one is None else value(one) for one in (old, new)))
         for name, old, new in _matched(before.programs, after.programs)
-        for count, value in COUNTS.items()]
+        for count, value in COUNTS.items()
+    ]
     changes += [
         Change(name, TRACES, *(None if one is None else one.n_traces for one in (old, new)))
-        for name, old, new in _matched(before.subroutines, after.subroutines)]
+        for name, old, new in _matched(before.subroutines, after.subroutines)
+    ]
     return Difference(tuple(changes))
 
 
@@ -91,16 +97,34 @@ def render(found: Difference, budgets: Mapping[str, float]) -> str:
       budgets: percent by which each count may grow.
     """
     exceeding = found.exceeding(budgets)
-    changed = [change for change in found.changes if change.before != change.after
-               and (change.count != "seconds" or change in exceeding or None in (
-                   change.before, change.after) or abs(change.growth) >= _NOISE)]
+    changed = [
+        change
+        for change in found.changes
+        if change.before != change.after
+        and (
+            change.count != "seconds"
+            or change in exceeding
+            or None in (change.before, change.after)
+            or abs(change.growth) >= _NOISE
+        )
+    ]
     if not changed:
         return "no count changed"
-    rows = [(printable(change.of), change.count, _text(change.before), _text(change.after),
-             _growth(change, change in exceeding, budgets)) for change in changed]
+    rows = [
+        (
+            printable(change.of),
+            change.count,
+            _text(change.before),
+            _text(change.after),
+            _growth(change, change in exceeding, budgets),
+        )
+        for change in changed
+    ]
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
-    lines = (f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}} -> {d:<{widths[3]}}  {e}"
-             for a, b, c, d, e in rows)
+    lines = (
+        f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}} -> {d:<{widths[3]}}  {e}"
+        for a, b, c, d, e in rows
+    )
     return "\n".join(line.rstrip() for line in lines)
 
 

@@ -6,11 +6,11 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from ..reuse_report import ReuseReport
+from ..reuse.reuse_report import ReuseReport
 from . import html, json, text
 
 if TYPE_CHECKING:
-    from ..reuse import Reuse
+    from ..reuse.reuse import Reuse
 
 _SUFFIXES = (".json", ".html", ".txt")
 
@@ -42,8 +42,10 @@ def save(report: ReuseReport | Reuse, path: str | os.PathLike[str]) -> None:
     record = report if isinstance(report, ReuseReport) else report.report()
     suffix = os.path.splitext(os.fspath(path))[1].lower()
     if suffix not in _SUFFIXES:
-        raise ValueError(f"save() got the path {os.fspath(path)!r}; it must end in one of "
-                         f"{', '.join(_SUFFIXES)}, which says what to write.")
+        raise ValueError(
+            f"save() got the path {os.fspath(path)!r}; it must end in one of "
+            f"{', '.join(_SUFFIXES)}, which says what to write."
+        )
     render = {".json": json.dumps, ".html": html.render, ".txt": _plain}[suffix]
     replace_file(path, render(record))
 

@@ -19,10 +19,14 @@ def render(report: AuditReport, *, width: int = 100) -> str:
     if not report.n_calls:
         return f"{name}: no shared subroutine was called"
     if report.is_clean:
-        return (f"{name}: {count(report.n_calls, 'call')} of shared subroutines traced anew, and "
-                f"no dependence on hidden state found")
-    parts = [f"{name}: {count(len(report.findings), 'shared subroutine')} of "
-             f"{report.n_signatures} not the same at every call"]
+        return (
+            f"{name}: {count(report.n_calls, 'call')} of shared subroutines traced anew, and "
+            f"no dependence on hidden state found"
+        )
+    parts = [
+        f"{name}: {count(len(report.findings), 'shared subroutine')} of "
+        f"{report.n_signatures} not the same at every call"
+    ]
     return "\n".join([*parts, *(_finding(finding, width) for finding in report.findings)])
 
 
@@ -36,7 +40,15 @@ def _finding(finding: AuditFinding, width: int) -> str:
         f"that differ from it: {', '.join(sites)}.",
         f"  what differs: {'; '.join(finding.differences)}",
         "  It reads something beside its arguments (a global, an attribute, a random generator). "
-        "Pass that as an argument, or do not share this function."]
-    return "\n".join(textwrap.fill(printable(line), width, subsequent_indent="    ",
-                                   break_long_words=False, break_on_hyphens=False)
-                     for line in lines)
+        "Pass that as an argument, or do not share this function.",
+    ]
+    return "\n".join(
+        textwrap.fill(
+            printable(line),
+            width,
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in lines
+    )

@@ -11,11 +11,16 @@ import functools
 import html
 import importlib.resources
 
-from ..reuse_report import ReuseReport
+from ..reuse.reuse_report import ReuseReport
 from . import json, text
 
-_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026",
-            "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_ESCAPES = {
+    "<": "\\u003c",
+    ">": "\\u003e",
+    "&": "\\u0026",
+    "\u2028": "\\u2028",
+    "\u2029": "\\u2029",
+}
 """Characters by which a text inside a script element could end it, as JSON escapes."""
 
 
@@ -38,8 +43,10 @@ def render(report: ReuseReport) -> str:
 
 def notebook(report: ReuseReport) -> str:
     """The page in a frame of its own, for the output of a notebook cell."""
-    return ('<iframe sandbox="allow-scripts" style="width: 100%; height: 640px; border: 0" '
-            f'srcdoc="{html.escape(render(report))}"></iframe>')
+    return (
+        '<iframe sandbox="allow-scripts" style="width: 100%; height: 640px; border: 0" '
+        f'srcdoc="{html.escape(render(report))}"></iframe>'
+    )
 
 
 @functools.cache

@@ -18,7 +18,7 @@ import types
 import typing
 from typing import Any
 
-from ..reuse_report import ReuseReport
+from ..reuse.reuse_report import ReuseReport
 
 FORMAT = 1
 KIND = "jitscope report"
@@ -43,18 +43,23 @@ def loads(text: str) -> ReuseReport:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ReportFormatError(f"it is not JSON: {error}. Was it written by "
-                                "`python -m jitscope run --json FILE`?") from None
+        raise ReportFormatError(
+            f"it is not JSON: {error}. Was it written by `python -m jitscope run --json FILE`?"
+        ) from None
     if not isinstance(content, dict) or content.get("kind") != KIND:
-        raise ReportFormatError('it has no "kind": "jitscope report", so it is JSON of '
-                                "something else.")
+        raise ReportFormatError(
+            'it has no "kind": "jitscope report", so it is JSON of something else.'
+        )
     number = content.get("format")
     if type(number) is not int or number < 1:
-        raise ReportFormatError(f"its format number is {number!r}, expected one from 1 to "
-                                f"{FORMAT}.")
+        raise ReportFormatError(
+            f"its format number is {number!r}, expected one from 1 to {FORMAT}."
+        )
     if number > FORMAT:
-        raise ReportFormatError(f"it has format {number}, and this jitscope reads formats up to "
-                                f"{FORMAT}. Use the jitscope that wrote it, or a later one.")
+        raise ReportFormatError(
+            f"it has format {number}, and this jitscope reads formats up to "
+            f"{FORMAT}. Use the jitscope that wrote it, or a later one."
+        )
     return _decoded(content.get("report"), ReuseReport, "report")
 
 
@@ -73,8 +78,11 @@ def _decoded(value: Any, kind: Any, path: str) -> Any:
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
-        raise _wrong(path, {int: "a whole number", float: "a number", str: "a text",
-                            bool: "true or false"}[kind], value)
+        raise _wrong(
+            path,
+            {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[kind],
+            value,
+        )
     return value
 
 
@@ -85,17 +93,24 @@ def _record(value: Any, kind: Any, path: str) -> Any:
     fields = {field.name: field for field in dataclasses.fields(kind)}
     unknown = sorted(value.keys() - fields.keys())
     if unknown:
-        raise ReportFormatError(f"{path} has unknown field(s) {', '.join(map(repr, unknown))}. "
-                                "Was it written by a later jitscope?")
-    missing = [name for name, field in fields.items()
-               if name not in value and field.default is dataclasses.MISSING]
+        raise ReportFormatError(
+            f"{path} has unknown field(s) {', '.join(map(repr, unknown))}. "
+            "Was it written by a later jitscope?"
+        )
+    missing = [
+        name
+        for name, field in fields.items()
+        if name not in value and field.default is dataclasses.MISSING
+    ]
     if missing:
         raise ReportFormatError(f"{path} lacks {', '.join(missing)}.")
-    return kind(**{name: _decoded(item, hints[name], f"{path}.{name}")
-                   for name, item in value.items()})
+    return kind(
+        **{name: _decoded(item, hints[name], f"{path}.{name}") for name, item in value.items()}
+    )
 
 
 def _wrong(path: str, expected: str, value: Any) -> ReportFormatError:
     found = repr(value)
-    return ReportFormatError(f"{path} should be {expected}, got "
-                             f"{found if len(found) < 60 else found[:57] + '...'}.")
+    return ReportFormatError(
+        f"{path} should be {expected}, got {found if len(found) < 60 else found[:57] + '...'}."
+    )

@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Iterable
 
-from ..reuse_report import ProgramReport, ReuseReport
+from ..reuse.reuse_report import ProgramReport, ReuseReport
 from .files import replace_file
 
 _FRAME = re.compile(r"^(?P<file>.*):(?P<line>\d+) \((?P<name>.*)\)$", re.DOTALL)
@@ -42,13 +42,17 @@ def speedscope(report: ReuseReport) -> str:
     frames: dict[str, int] = {}
     profiles = [
         _speedscope_profile(program, field, frames)
-        for program in report.programs for field in ("n_before", "n_after")]
-    return json.dumps({
-        "$schema": "https://www.speedscope.app/file-format-schema.json",
-        "exporter": "jitscope",
-        "shared": {"frames": [_speedscope_frame(frame) for frame in frames]},
-        "profiles": profiles,
-    })
+        for program in report.programs
+        for field in ("n_before", "n_after")
+    ]
+    return json.dumps(
+        {
+            "$schema": "https://www.speedscope.app/file-format-schema.json",
+            "exporter": "jitscope",
+            "shared": {"frames": [_speedscope_frame(frame) for frame in frames]},
+            "profiles": profiles,
+        }
+    )
 
 
 def _speedscope_profile(program: ProgramReport, field: str, frames: dict[str, int]) -> dict:
@@ -60,8 +64,10 @@ def _speedscope_profile(program: ProgramReport, field: str, frames: dict[str, in
         "unit": "none",
         "startValue": 0,
         "endValue": sum(weights),
-        "samples": [[frames.setdefault(frame, len(frames)) for frame in line.stack or ("?",)]
-                    for line in lines],
+        "samples": [
+            [frames.setdefault(frame, len(frames)) for frame in line.stack or ("?",)]
+            for line in lines
+        ],
         "weights": weights,
     }
 
@@ -84,24 +90,38 @@ def pprof(report: ReuseReport) -> bytes:
     def text(value: str) -> int:
         return strings.setdefault(value, len(strings))
 
-    types = [_message((1, text(f"equations_{when}")), (2, text("count")))
-             for when in ("before", "after")]
+    types = [
+        _message((1, text(f"equations_{when}")), (2, text("count"))) for when in ("before", "after")
+    ]
     samples = [
         _message(
             # Leaf first; the program is the outermost frame.
-            (1, _packed(places.setdefault(frame, len(places) + 1)
-                        for frame in reversed((program.name, *line.stack)))),
-            (2, _packed((line.n_before, line.n_after))))
-        for program in report.programs for line in program.lines]
+            (
+                1,
+                _packed(
+                    places.setdefault(frame, len(places) + 1)
+                    for frame in reversed((program.name, *line.stack))
+                ),
+            ),
+            (2, _packed((line.n_before, line.n_after))),
+        )
+        for program in report.programs
+        for line in program.lines
+    ]
     tables = []
     for frame, number in places.items():
         found = _FRAME.match(frame)
-        name, file, line = (found["name"], found["file"], int(found["line"])) if found else (
-            frame, "", 0)
+        name, file, line = (
+            (found["name"], found["file"], int(found["line"])) if found else (frame, "", 0)
+        )
         tables.append((4, _message((1, number), (4, _message((1, number), (2, line))))))
         tables.append((5, _message((1, number), (2, text(name)), (4, text(file)))))
-    profile = _message(*((1, one) for one in types), *((2, one) for one in samples), *tables,
-                       *((6, value.encode(errors="replace")) for value in strings))
+    profile = _message(
+        *((1, one) for one in types),
+        *((2, one) for one in samples),
+        *tables,
+        *((6, value.encode(errors="replace")) for value in strings),
+    )
     return gzip.compress(profile, mtime=0)
 
 

@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TextIO
 
-from ..reuse_report import BodyReport, ProgramReport, ReuseReport, SubroutineReport
+from ..reuse.reuse_report import BodyReport, ProgramReport, ReuseReport, SubroutineReport
 from .words import LEGEND, count, percent, place, printable, size
 
 _DETAIL = 12
@@ -41,11 +41,14 @@ def render(report: ReuseReport, *, width: int | None = None, colour: bool = Fals
     parts = [_program(program, width, colour) for program in programs[:_MAX_PROGRAMS]]
     rest = programs[_MAX_PROGRAMS:]
     if rest:
-        parts.append(f"and {count(len(rest), 'program')} more, "
-                     f"{sum(program.seconds.cold_s for program in rest):.2f} s")
+        parts.append(
+            f"and {count(len(rest), 'program')} more, "
+            f"{sum(program.seconds.cold_s for program in rest):.2f} s"
+        )
     parts += [_subroutine(subroutine, width) for subroutine in report.subroutines]
-    parts += [_wrapped(f"left as it was: {printable(failure)}", width)
-              for failure in report.failures]
+    parts += [
+        _wrapped(f"left as it was: {printable(failure)}", width) for failure in report.failures
+    ]
     return "\n\n".join(parts) or "nothing was traced"
 
 
@@ -74,26 +77,36 @@ def _headline(program: ProgramReport) -> list[str]:
     if not any(body.n_uses > 1 for body in program.bodies):
         return [f"{name}: {count(n, 'equation')}; nothing repeats"]
     shared = program.shared
-    units = (f"{count(program.n_shared_calls, 'call')} -> "
-             f"{count(len(shared), 'shared body', 'shared bodies')}")
+    units = (
+        f"{count(program.n_shared_calls, 'call')} -> "
+        f"{count(len(shared), 'shared body', 'shared bodies')}"
+    )
     if not shared:
         return [f"{name}: {count(n, 'equation')}; something repeats, but nothing that pays"]
     lines = [f"{name}: {count(n, 'equation')}; {units}"]
     if program.n_saved and program.keeps_calls:
-        lines.append(f"predicted: XLA compiles {program.n_compiled:,} of them; the other "
-                     f"{program.n_saved:,} ({percent(program.n_saved, n)}) are repeats of these")
+        lines.append(
+            f"predicted: XLA compiles {program.n_compiled:,} of them; the other "
+            f"{program.n_saved:,} ({percent(program.n_saved, n)}) are repeats of these"
+        )
     elif program.n_saved:
-        lines.append(f"{program.n_saved:,} ({percent(program.n_saved, n)}) are repeats; on "
-                     f"{program.platform} XLA compiles them all the same")
+        lines.append(
+            f"{program.n_saved:,} ({percent(program.n_saved, n)}) are repeats; on "
+            f"{program.platform} XLA compiles them all the same"
+        )
     return lines
 
 
 def _seconds(program: ProgramReport) -> str:
     s = program.seconds
     parts = [f"trace {s.trace_s:.2f} s (jitscope's part {s.structure_s:.2f} s)"]
-    parts += [f"{name} {value:.2f} s" if value else f"not yet {past}"
-              for name, value, past in (("lower", s.lower_s, "lowered"),
-                                        ("compile", s.compile_s, "compiled"))]
+    parts += [
+        f"{name} {value:.2f} s" if value else f"not yet {past}"
+        for name, value, past in (
+            ("lower", s.lower_s, "lowered"),
+            ("compile", s.compile_s, "compiled"),
+        )
+    ]
     return ", ".join(parts)
 
 
@@ -104,8 +117,10 @@ def _compiled(program: ProgramReport, width: int) -> list[str]:
     for label, value in _COMPILED_ROWS:
         rows.append((label, value(program.compiled), value(program.plain) if program.plain else ""))
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    lines = ["", *(_cut(f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}", width)
-                   for a, b, c in rows)]
+    lines = [
+        "",
+        *(_cut(f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}", width) for a, b, c in rows),
+    ]
     return lines + [_wrapped(line, width) for line in _realised(program)]
 
 
@@ -114,10 +129,12 @@ def _realised(program: ProgramReport) -> list[str]:
     assert compiled is not None
     lines = []
     if program.n_shared_calls:
-        lines.append(f"predicted: {count(program.n_shared_calls, 'call')} of "
-                     f"{count(len(program.shared), 'body', 'bodies')}; realised: "
-                     f"{count(compiled.n_kept_calls, 'call')} of "
-                     f"{count(compiled.n_kept_bodies, 'body', 'bodies')}")
+        lines.append(
+            f"predicted: {count(program.n_shared_calls, 'call')} of "
+            f"{count(len(program.shared), 'body', 'bodies')}; realised: "
+            f"{count(compiled.n_kept_calls, 'call')} of "
+            f"{count(compiled.n_kept_bodies, 'body', 'bodies')}"
+        )
     if plain is not None:
         lines.append(_ratio(plain.seconds.cold_s, compiled.seconds.cold_s))
     return lines
@@ -128,10 +145,14 @@ def _ratio(before: float, after: float) -> str:
         return "the seconds of one of the two are not known"
     ratio = before / after
     if 1 / _NOISE < ratio < _NOISE or abs(before - after) < _NOISE_S:
-        return (f"cold start {before:.2f} s -> {after:.2f} s: no difference that one measurement "
-                f"of each can tell (they vary by up to {_NOISE}x)")
-    return (f"cold start {before:.2f} s -> {after:.2f} s, {ratio:.1f}x: one measurement of each, "
-            f"which vary by up to {_NOISE}x")
+        return (
+            f"cold start {before:.2f} s -> {after:.2f} s: no difference that one measurement "
+            f"of each can tell (they vary by up to {_NOISE}x)"
+        )
+    return (
+        f"cold start {before:.2f} s -> {after:.2f} s, {ratio:.1f}x: one measurement of each, "
+        f"which vary by up to {_NOISE}x"
+    )
 
 
 _NOISE = 1.5
@@ -153,7 +174,7 @@ _COMPILED_ROWS = (
 
 
 def _table(program: ProgramReport, width: int, colour: bool) -> list[str]:
-    bodies = sorted(program.bodies, key=lambda body: (-body.n_uses * body.n_equations))
+    bodies = sorted(program.bodies, key=lambda body: -body.n_uses * body.n_equations)
     large = [body for body in bodies if not _is_detail(body)]
     shown, folded = large[:_MAX_ROWS], large[_MAX_ROWS:]
     folded += [body for body in bodies if _is_detail(body)]
@@ -163,8 +184,13 @@ def _table(program: ProgramReport, width: int, colour: bool) -> list[str]:
         lines.append(_coloured(row, body, program) if colour and body else row)
     if folded:
         n_calls = sum(body.n_uses for body in folded)
-        lines.append(_wrapped(f"and {count(len(folded), 'body', 'bodies')} not worth a row, "
-                              f"called {count(n_calls, 'time')}", width))
+        lines.append(
+            _wrapped(
+                f"and {count(len(folded), 'body', 'bodies')} not worth a row, "
+                f"called {count(n_calls, 'time')}",
+                width,
+            )
+        )
     structures = [name for name in LEGEND if any(body.structure == name for body in shown)]
     legend = "; ".join(f"{name}: {LEGEND[name]}" for name in structures)
     return [*lines, *([_wrapped(legend, width)] if legend else [])]
@@ -186,8 +212,10 @@ def _rows(program: ProgramReport, bodies: Sequence[BodyReport], width: int) -> l
         indent = 4
     texts = []
     for *cells, why in rows:
-        line = "  ".join(f"{cell:>{n}}" if i in _RIGHT else f"{cell:<{n}}"
-                         for i, (cell, n) in enumerate(zip(cells, widths, strict=True)))
+        line = "  ".join(
+            f"{cell:>{n}}" if i in _RIGHT else f"{cell:<{n}}"
+            for i, (cell, n) in enumerate(zip(cells, widths, strict=True))
+        )
         if indent > 4:
             line = f"{line}  {why}"
         elif why != _HEADS[-1]:
@@ -208,10 +236,15 @@ def _hanging(line: str, width: int, indent: int) -> str:
 
 def _row(program: ProgramReport, body: BodyReport) -> tuple[str, ...]:
     name = _cut(printable(body.name), 32) + (" (gradient)" if body.is_backward else "")
-    return (name, _cut(printable(place(body.source)), 28), f"{body.n_uses:,}",
-            f"{body.n_equations:,}",
-            percent(body.n_uses * body.n_equations, program.n_equations),
-            body.structure, printable(body.reason))
+    return (
+        name,
+        _cut(printable(place(body.source)), 28),
+        f"{body.n_uses:,}",
+        f"{body.n_equations:,}",
+        percent(body.n_uses * body.n_equations, program.n_equations),
+        body.structure,
+        printable(body.reason),
+    )
 
 
 def _coloured(line: str, body: BodyReport, program: ProgramReport) -> str:
@@ -229,24 +262,37 @@ def _is_detail(body: BodyReport) -> bool:
 def _advice(program: ProgramReport, width: int) -> list[str]:
     """What the user may change, the most worthwhile first."""
     bodies = sorted(program.bodies, key=lambda body: -body.n_uses * body.n_equations)
-    lines = [f"! {printable(body.name)} was traced {body.n_traces} times for {body.n_uses} calls, "
-             "with one result: a new function object or static value each time? Decorate it with "
-             "jitscope.shared_subroutine."
-             for body in bodies if body.is_retraced and body.n_equations >= _DETAIL]
-    misses = [(body, miss) for body in bodies for miss in body.near_misses
-              if body.n_equations >= _DETAIL]
+    lines = [
+        f"! {printable(body.name)} was traced {body.n_traces} times for {body.n_uses} calls, "
+        "with one result: a new function object or static value each time? Decorate it with "
+        "jitscope.shared_subroutine."
+        for body in bodies
+        if body.is_retraced and body.n_equations >= _DETAIL
+    ]
+    misses = [
+        (body, miss) for body in bodies for miss in body.near_misses if body.n_equations >= _DETAIL
+    ]
     forward = {body.name for body, _ in misses if not body.is_backward}
-    misses = [(body, miss) for body, miss in misses  # the gradient differs as the function does
-              if not (body.is_backward and body.name in forward)]
-    lines += [f"! {printable(body.name)} ({place(body.source)}) is almost {printable(miss.name)} "
-              f"({place(miss.source)}): {printable('; '.join(miss.differences))}. To share: "
-              f"{miss.change}." for body, miss in misses if not miss.is_shape_only]
+    misses = [
+        (body, miss)
+        for body, miss in misses  # the gradient differs as the function does
+        if not (body.is_backward and body.name in forward)
+    ]
+    lines += [
+        f"! {printable(body.name)} ({place(body.source)}) is almost {printable(miss.name)} "
+        f"({place(miss.source)}): {printable('; '.join(miss.differences))}. To share: "
+        f"{miss.change}."
+        for body, miss in misses
+        if not miss.is_shape_only
+    ]
     if len(lines) > _MAX_ADVICE:
         lines[_MAX_ADVICE:] = [f"! and {len(lines) - _MAX_ADVICE} more such; the HTML page has all"]
     n_shapes = sum(miss.is_shape_only for _, miss in misses)
     if n_shapes:
-        lines.append(f"{count(n_shapes, 'body differs', 'bodies differ')} from another of the same "
-                     "name in shapes only, and cannot share code with it")
+        lines.append(
+            f"{count(n_shapes, 'body differs', 'bodies differ')} from another of the same "
+            "name in shapes only, and cannot share code with it"
+        )
     return ["", *(_wrapped(line, width) for line in lines)] if lines else []
 
 
@@ -257,12 +303,16 @@ _MAX_ADVICE = 4
 
 
 def _subroutine(subroutine: SubroutineReport, width: int) -> str:
-    head = (f"{printable(subroutine.name)}: {count(subroutine.n_calls, 'call')} under a trace, "
-            f"{count(subroutine.n_traces, 'trace')}, {subroutine.n_reused:,} reused")
+    head = (
+        f"{printable(subroutine.name)}: {count(subroutine.n_calls, 'call')} under a trace, "
+        f"{count(subroutine.n_traces, 'trace')}, {subroutine.n_reused:,} reused"
+    )
     lines = [head, *(f"! {printable(problem)}" for problem in subroutine.problems)]
-    lines += [f"  traced again: {printable(retrace.reason)}"
-              + (f" ({retrace.n_traces} times)" if retrace.n_traces > 1 else "")
-              for retrace in subroutine.retraces[:_MAX_RETRACES]]
+    lines += [
+        f"  traced again: {printable(retrace.reason)}"
+        + (f" ({retrace.n_traces} times)" if retrace.n_traces > 1 else "")
+        for retrace in subroutine.retraces[:_MAX_RETRACES]
+    ]
     if len(subroutine.retraces) > _MAX_RETRACES:
         lines.append(f"  and {len(subroutine.retraces) - _MAX_RETRACES} reasons more")
     return "\n".join(_wrapped(line, width) for line in lines)
@@ -270,9 +320,19 @@ def _subroutine(subroutine: SubroutineReport, width: int) -> str:
 
 def _cut(text: str, width: int) -> str:
     text = text.rstrip()
-    return text if len(text) <= width else text[:max(width - 3, 0)] + "..."
+    return text if len(text) <= width else text[: max(width - 3, 0)] + "..."
 
 
 def _wrapped(text: str, width: int) -> str:
-    return "\n".join(textwrap.wrap(text, width, subsequent_indent="    ",
-                                   break_long_words=False, break_on_hyphens=False)) or text
+    return (
+        "\n".join(
+            textwrap.wrap(
+                text,
+                width,
+                subsequent_indent="    ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        )
+        or text
+    )

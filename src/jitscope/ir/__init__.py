@@ -1,0 +1,1 @@
+"""Programs as values, and their identity: capture, the walk over equations, fingerprints."""

@@ -1,0 +1,241 @@
+"""Repeated runs of equations become calls: Program -> Program.
+
+Code that nobody annotated repeats too: the layers of a network and of its gradient, an
+optimiser's update of many like leaves, the stages of an unrolled solver. Their equations
+have equal *tokens* (what an equation does, not to which values), so that repeats of the
+program are repeats of a sequence of tokens (`repeats`). Those whose operands come from the
+same places (`dataflow`) become calls of one body; the stages behind this one count the
+calls and decide what becomes of them.
+
+Every call keeps the equations of its own site, so that derivative rules and source lines
+stay what they were. Runs are consecutive equations; nothing is moved. Equations with side
+effects, without a process-stable identity, or in a context of their own stay where they
+are, outside every body.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from .. import _jax
+from ..ir.fingerprint import Fingerprint, equation_token, fingerprint
+from ..ir.program import Program
+from ..names import OutlinedName
+from .cut import Cut, cut
+from .dataflow import Flow, Interface
+from .kinds import Kind, Kinds, Weights, is_marked
+from .repeats import Preferences, Repeat, take_repeats
+
+_MIN_EQUATIONS = 6  # of a run; below, a call saves nothing
+_MAX_ROUNDS = 16  # of repeats among what earlier rounds left; two or three are the rule
+_NAME_SAMPLES = 16
+
+
+def outline(program: Program) -> Program:
+    """Replaces repeated runs of equations by calls, at every level of the program.
+
+    Returns:
+      The program itself where nothing repeats.
+    """
+    outlined = _Outliner().jaxpr(program.jaxpr)
+    if outlined is program.jaxpr:
+        return program
+    return dataclasses.replace(program, jaxpr=outlined)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Class:
+    """Runs that become calls of one body."""
+
+    interface: Interface
+    name: OutlinedName
+
+
+@dataclasses.dataclass(frozen=True)
+class _Line:
+    """Equations in a row, with their tokens."""
+
+    eqns: Sequence[Any]
+    tokens: Sequence[Fingerprint]
+
+
+_Rounds = list[list[_Class]]
+
+
+class _Outliner:
+    """Rebuilds jaxprs, each distinct one once."""
+
+    def __init__(self) -> None:
+        self._done: dict[int, tuple[Any, Any]] = {}
+        self._rounds: dict[str, _Rounds] = {}
+        self._kinds = Kinds()
+
+    def jaxpr(self, jaxpr: _jax.AnyJaxpr) -> _jax.AnyJaxpr:
+        """The jaxpr with its repeats outlined; the same object if nothing in it repeats."""
+        key = id(jaxpr)
+        if key not in self._done:
+            # The original is kept beside the result, so that its id is not used again.
+            self._done[key] = (jaxpr, self._rebuilt(jaxpr))
+        return self._done[key][1]
+
+    def _rebuilt(self, jaxpr: _jax.AnyJaxpr) -> _jax.AnyJaxpr:
+        before = _jax.equations(jaxpr)
+        eqns = [self._with_outlined_parameters(eqn) for eqn in before]
+        outvars = _jax.opened(jaxpr).outvars
+        if len(eqns) > 1:
+            line = _Line(eqns, [equation_token(eqn) for eqn in eqns])
+            eqns = self._searched(line, outvars, []).eqns
+        if len(eqns) == len(before) and all(map(_is, eqns, before)):
+            return jaxpr
+        return _jax.rebuilt(jaxpr, eqns=list(eqns))
+
+    def _with_outlined_parameters(self, eqn: Any) -> Any:
+        changes: dict[str, Any] = {}
+        for name in _jax.SUBPROGRAMS.get(eqn.primitive, ()):
+            value = eqn.params[name]
+            several = value if isinstance(value, tuple) else (value,)
+            new = tuple(map(self.jaxpr, several))
+            if not all(map(_is, new, several)):
+                changes[name] = new if isinstance(value, tuple) else new[0]
+        return eqn.replace(params={**eqn.params, **changes}) if changes else eqn
+
+    # --- rounds: what repeats, what then still repeats, ... -------------------------------
+
+    def _searched(self, line: _Line, outvars: Sequence[Any], rounds: _Rounds) -> _Line:
+        """The line with its repeats outlined; adds each round's classes to ``rounds``."""
+        for _ in range(_MAX_ROUNDS):
+            classes = self._classes(line, outvars)
+            if not classes:
+                break
+            rounds.append(classes)
+            line = self._with_calls(line, classes)
+        return line
+
+    def _body(self, body: _jax.AnyJaxpr, tokens: Sequence[Fingerprint]) -> _jax.AnyJaxpr:
+        """An outlined body with its own repeats outlined, in each equal body alike."""
+        digest = fingerprint(body, tokens).digest
+        line, outvars = _Line(_jax.equations(body), tokens), _jax.opened(body).outvars
+        if len(tokens) < 2 * _MIN_EQUATIONS:
+            return body
+        if digest not in self._rounds:
+            rounds: _Rounds = []
+            line = self._searched(line, outvars, rounds)
+            self._rounds[digest] = rounds
+        else:
+            for classes in self._rounds[digest]:
+                line = self._with_calls(line, classes)
+        return _jax.rebuilt(body, eqns=list(line.eqns)) if self._rounds[digest] else body
+
+    # --- finding ------------------------------------------------------------------------
+
+    def _classes(self, line: _Line, outvars: Sequence[Any]) -> list[_Class]:
+        """Repeats of a line that can become calls and are worth it."""
+        kinds = self._kinds.of(line.eqns, line.tokens)
+        numbers = [
+            -1 - i if not kind.movable or eqn.effects or is_marked(eqn) else kind.number
+            for i, (kind, eqn) in enumerate(zip(kinds, line.eqns, strict=True))
+        ]
+        if len(set(numbers)) == len(numbers):
+            return []
+        flow = Flow(line.eqns, outvars)
+        found: list[Interface] = []
+
+        weights = Weights(kinds)
+
+        def accept(repeat: Repeat) -> list[Repeat]:
+            pays = [
+                interface
+                for interface in flow.interfaces(repeat.length, repeat.starts)
+                if interface.saved > 0 and not weights.hides_calls(interface)
+            ]
+            found.extend(pays)
+            return [Repeat(interface.length, interface.starts) for interface in pays]
+
+        take_repeats(
+            numbers,
+            Preferences(_MIN_EQUATIONS, weights.worth, flow.cut_cost, weights.stretch, accept),
+        )
+        found = found or _single_equations(kinds, numbers, flow)
+        return [_Class(interface, _name(line.eqns, interface)) for interface in found]
+
+    # --- replacing ----------------------------------------------------------------------
+
+    def _with_calls(self, line: _Line, classes: Sequence[_Class]) -> _Line:
+        calls: dict[int, tuple[int, Any, Fingerprint]] = {}
+        for cls in classes:
+            calls.update(self._calls(line, cls))
+        eqns: list[Any] = []
+        tokens: list[Fingerprint] = []
+        at = 0
+        for start in sorted(calls):
+            length, call, token = calls[start]
+            eqns += [*line.eqns[at:start], call]
+            tokens += [*line.tokens[at:start], token]
+            at = start + length
+        return _Line([*eqns, *line.eqns[at:]], [*tokens, *line.tokens[at:]])
+
+    def _calls(self, line: _Line, cls: _Class) -> dict[int, tuple[int, Any, Fingerprint]]:
+        """Start to length, call and token, for the runs whose bodies prove to be equal."""
+        interface, name = cls.interface, cls.name
+        by_digest: dict[str, list[tuple[int, Cut, _jax.AnyJaxpr]]] = {}
+        for run, start in enumerate(interface.starts):
+            piece = cut(line.eqns, interface, run)
+            body, tokens = piece.body(name), line.tokens[start : start + interface.length]
+            digest = fingerprint(body, tokens).digest
+            by_digest.setdefault(digest, []).append((start, piece, self._body(body, tokens)))
+        calls: dict[int, tuple[int, Any, Fingerprint]] = {}
+        for sites in by_digest.values():
+            token: Fingerprint | None = None
+            for start, piece, body in sites if len(sites) > 1 else ():
+                call = piece.call(line.eqns[start], body, name)
+                token = token or equation_token(call)
+                calls[start] = interface.length, call, token
+        return calls
+
+
+def _single_equations(kinds: Sequence[Kind], numbers: Sequence[int], flow: Flow) -> list[Interface]:
+    """Equations that repeat and hold many others, such as one remat for each layer."""
+    starts: dict[int, list[int]] = {}
+    for i, (kind, number) in enumerate(zip(kinds, numbers, strict=True)):
+        if number >= 0 and not kind.is_call and kind.is_large:
+            starts.setdefault(number, []).append(i)
+    return [
+        interface
+        for same in starts.values()
+        if len(same) > 1
+        for interface in flow.interfaces(1, same)
+    ]
+
+
+def _name(eqns: Sequence[Any], interface: Interface) -> OutlinedName:
+    """Named after the innermost function of the user around all equations of a run."""
+    start = interface.starts[0]
+    run = eqns[start : start + interface.length]
+    sampled = run[:: -(-len(run) // _NAME_SAMPLES)]
+    stacks = [stack for stack in map(_jax.user_functions, sampled) if stack]
+    common = [
+        names[0]
+        for names in itertools.takewhile(
+            lambda names: len(set(names)) == 1, zip(*stacks, strict=False)
+        )
+    ]
+    suffix = "_transposed" if all(map(_jax.is_transposed, sampled)) else ""
+    return OutlinedName(_short_name(common) + suffix, _jax.source_line(run[0]))
+
+
+def _short_name(functions: Sequence[str]) -> str:
+    """``Block`` for ``pkg.Block.__call__``, ``f`` for ``f.<locals>.<lambda>``."""
+    for qualified in reversed(functions):
+        parts = [part for part in qualified.split(".") if not part.startswith("<")]
+        if len(parts) > 1 and parts[-1].startswith("__"):
+            parts.pop()
+        if parts:
+            return parts[-1]
+    return "repeat"
+
+
+def _is(a: object, b: object) -> bool:
+    return a is b

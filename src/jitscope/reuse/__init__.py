@@ -1,0 +1,1 @@
+"""What happened to programs and subroutines, as frozen records of counts, seconds, reasons."""

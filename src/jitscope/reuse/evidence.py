@@ -1,0 +1,217 @@
+"""What a report shows of a program beyond its census: (Program, Program, Variants) -> facts.
+
+*Evidence* is the program before and after restructuring, without the values it captures. It
+is looked at only when a report is asked for, so that keeping it costs nothing but its
+memory while a program is traced.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .. import _jax
+from ..ir.fingerprint import fingerprint
+from ..ir.program import Program
+from ..names import SubroutineName
+from ..structuring.census import call_sites
+from ..structuring.shared_call import shared_call_p
+from ..structuring.variants import Variants
+from .reuse_report import Site, SourceCount
+
+_MAX_SITES = 256
+"""Lines shown for one body; an outlined update of a large model is called from one line."""
+_MAX_LINES = 400
+"""Lines of a body's jaxpr that are kept."""
+
+Counts = collections.Counter[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """A program before and after restructuring, and what is known about similar bodies.
+
+    Attributes:
+      before: with constants hoisted and repeats outlined.
+      after: restructured.
+      variants: bodies that stand in for others.
+    """
+
+    before: _jax.AnyJaxpr
+    after: _jax.AnyJaxpr
+    variants: Variants
+
+    @functools.cached_property
+    def bodies(self) -> dict[str, Any]:
+        """Digest of every body before restructuring to its jaxpr."""
+        found: dict[str, Any] = {}
+        for _, site in self._sites:
+            digest = self.variants.canonical(site.identity.digest)
+            found.setdefault(digest, self.variants.bodies.get(digest, site.jaxpr))
+        return found
+
+    @functools.cached_property
+    def n_bodies_before(self) -> int:
+        return len({site.identity.digest for _, site in self._sites})
+
+    @functools.cached_property
+    def _sites(self) -> list[tuple[str, Any]]:
+        """Every call site, with the digest of the body that it lies in."""
+        found, seen = [], set()
+        waiting: list[tuple[str, Any]] = [("", self.before)]
+        while waiting:
+            caller, jaxpr = waiting.pop(0)
+            for site in call_sites(jaxpr):
+                found.append((caller, site))
+                digest = self.variants.canonical(site.identity.digest)
+                if digest not in seen:
+                    seen.add(digest)
+                    waiting.append((digest, self.variants.bodies.get(digest, site.jaxpr)))
+        return found
+
+    @functools.cached_property
+    def eqns_of_bodies(self) -> dict[str, list[Any]]:
+        """Digest of every body to the equations that call it."""
+        found: dict[str, list[Any]] = {}
+        for _, site in self._sites:
+            digest = self.variants.canonical(site.identity.digest)
+            found.setdefault(digest, []).append(site.eqn)
+        return found
+
+    def sites(self, digest: str) -> tuple[Site, ...]:
+        """Call sites of a body, grouped by line and scope."""
+        grouped: Counts = collections.Counter()
+        for eqn in self.eqns_of_bodies.get(digest, ()):
+            grouped[_jax.source_line(eqn), str(eqn.source_info.name_stack)] += 1
+        return tuple(
+            Site(source, scope, n) for (source, scope), n in list(grouped.items())[:_MAX_SITES]
+        )
+
+    def n_traces(self, digest: str) -> int:
+        """Traces that the calls of a body were made from, where its user made them.
+
+        Those of a shared subroutine are counted by itself: here, derivatives add some.
+        """
+        return (
+            len(
+                {
+                    id(eqn.params["jaxpr"])
+                    for eqn in self.eqns_of_bodies.get(digest, ())
+                    if not isinstance(eqn.params["name"], SubroutineName)
+                    and fingerprint(eqn.params["jaxpr"]).digest == digest
+                }
+            )
+            or 1
+        )
+
+    def definition(self, digest: str) -> str:
+        """``file:line`` where the subroutine behind a body is defined, if there is one."""
+        eqns = self.eqns_of_bodies.get(digest, ())
+        return next((getattr(eqn.params["name"], "source", "") for eqn in eqns), "")
+
+    def is_backward(self, digest: str) -> bool:
+        """Whether all calls of a body are in the backward pass of a gradient."""
+        eqns = self.eqns_of_bodies.get(digest, ())
+        return bool(eqns) and all(map(_jax.is_transposed, eqns))
+
+    def jaxpr_text(self, digest: str) -> str:
+        """A body as JAX prints it, cut where it is very long."""
+        jaxpr = self.bodies.get(digest)
+        if jaxpr is None:
+            return ""
+        lines = str(_jax.opened(jaxpr)).split("\n")
+        if len(lines) > _MAX_LINES:
+            lines[_MAX_LINES:] = [f"... and {len(lines) - _MAX_LINES} lines more"]
+        return "\n".join(lines)
+
+    def covered_by(self, digest: str) -> tuple[str, ...]:
+        """Bodies whose calls are calls of this one."""
+        return tuple(small for small, cover in self.variants.covers.items() if cover.body == digest)
+
+    @property
+    def n_compiled(self) -> int:
+        """Equations of the restructured program with kept bodies counted once."""
+        return sum(_by_key(self.after, lambda eqn: None, once=True).values())
+
+    @property
+    def n_bodies_after(self) -> int:
+        """Distinct nested functions of the restructured program."""
+        return len({id(jaxpr) for jaxpr, _ in _calls(self.after, set())})
+
+    def lines(self) -> tuple[SourceCount, ...]:
+        """Equations by the user's functions and lines, before and after."""
+        before = _by_key(self.before, _jax.user_stack, once=False)
+        after = _by_key(self.after, _jax.user_stack, once=True)
+        return tuple(
+            SourceCount(stack, before[stack], after[stack]) for stack in {**before, **after}
+        )
+
+
+def evidence_of(before: Program, after: Program, variants: Variants) -> Evidence | None:
+    """Evidence without the values that the program captures; None if it holds tracers.
+
+    Tracers belong to a trace under way, which must not be kept alive.
+    """
+    values = (*_jax.consts(before.jaxpr), *_jax.consts(after.jaxpr))
+    if any(isinstance(value, _jax.Tracer) for value in values):
+        return None
+    return Evidence(
+        _jax.constants_as_operands(before.jaxpr), _jax.constants_as_operands(after.jaxpr), variants
+    )
+
+
+# --- counting equations by some key ----------------------------------------------------------
+
+
+def _by_key(jaxpr: _jax.AnyJaxpr, key_of: Callable[[Any], Any], *, once: bool) -> Counts:
+    """Equations by key, every call spelled out; with ``once``, kept calls but once."""
+    kept: dict[tuple[str, int], Any] = {}
+    memo: dict[int, Counts] = {}
+
+    def count(jaxpr: _jax.AnyJaxpr) -> Counts:
+        found = memo.get(id(jaxpr))
+        if found is None:
+            found = memo[id(jaxpr)] = collections.Counter()
+            for eqn in _jax.equations(jaxpr):
+                if once and eqn.primitive is shared_call_p and eqn.params["unit"]:
+                    body = eqn.params["shared"]
+                    kept.setdefault((eqn.params["unit"], id(body)), body)
+                    continue
+                subs = list(_subs(eqn))
+                if not any(map(_jax.equations, subs)):
+                    found[key_of(eqn)] += 1
+                for sub in subs:
+                    found.update(count(sub))
+        return found
+
+    total = collections.Counter(count(jaxpr))
+    done: set[tuple[str, int]] = set()
+    while len(done) < len(kept):
+        for unit, body in list(kept.items()):
+            if unit not in done:
+                done.add(unit)
+                total.update(count(body))
+    return total
+
+
+def _subs(eqn: Any) -> Iterator[Any]:
+    """The jaxprs that an equation runs; a call has the call site's beside the shared one."""
+    if eqn.primitive is shared_call_p:
+        yield eqn.params["shared"]
+    else:
+        yield from _jax.sub_jaxprs(eqn)
+
+
+def _calls(jaxpr: _jax.AnyJaxpr, seen: set[int]) -> Iterator[tuple[Any, Any]]:
+    """Bodies called in a jaxpr and in everything below it, each jaxpr looked into once."""
+    if id(jaxpr) in seen:
+        return
+    seen.add(id(jaxpr))
+    for eqn in _jax.equations(jaxpr):
+        for sub in _subs(eqn):
+            if eqn.primitive in (shared_call_p, _jax.jit_p):
+                yield sub, eqn
+            yield from _calls(sub, seen)

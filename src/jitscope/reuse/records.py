@@ -1,0 +1,125 @@
+"""A register of the programs that outermost functions trace, for whoever asks for one.
+
+Off by default: then an outermost function looks once per trace and goes on. While a
+register is open, every program's record is kept, with the ones that could not be
+structured, and JAX's own seconds for all it lowers and compiles. Several may be open, in
+this thread or others; each is filled with everything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .reuse import Reuse
+
+_LOWER = "/jax/core/compile/jaxpr_to_mlir_module_duration"
+_COMPILE = "/jax/core/compile/backend_compile_duration"
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A program that jitscope left as it was, and the error that made it do so."""
+
+    program: str
+    reason: str
+
+
+@dataclasses.dataclass(eq=False)
+class Register:
+    """What was traced, lowered and compiled while the register was open.
+
+    Attributes:
+      programs: records in the order in which the programs were traced.
+      failures: programs that were left as they were.
+      lower_s: seconds JAX took to lower these and all other programs.
+      compile_s: seconds the compiler took for these and all other programs.
+    """
+
+    programs: list[Reuse] = dataclasses.field(default_factory=list)
+    failures: list[Failure] = dataclasses.field(default_factory=list)
+    lower_s: float = 0.0
+    compile_s: float = 0.0
+
+
+_open: tuple[Register, ...] = ()
+_latest: weakref.WeakValueDictionary[int, Reuse] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+_lock = threading.Lock()
+
+
+def note(reuse: Reuse) -> None:
+    """Keeps the record of a program in every open register."""
+    with _lock:
+        _latest[next(_numbers)] = reuse
+        for register in _open:
+            register.programs.append(reuse)
+    from ..progress import watch  # which imports JAX; see `_listen`
+
+    watch(reuse)
+
+
+def latest() -> list[Reuse]:
+    """The latest program of every outermost function that is still alive."""
+    with _lock:
+        return [reuse for _, reuse in sorted(_latest.items())]
+
+
+def note_failure(program: str, error: BaseException) -> None:
+    """Keeps the reason for which a program was left as it was."""
+    with _lock:
+        for register in _open:
+            register.failures.append(Failure(program, f"{type(error).__name__}: {error}"))
+
+
+def open_register() -> Register:
+    """A register that is filled until it is closed."""
+    global _open
+    _listen()
+    register = Register()
+    with _lock:
+        _open = (*_open, register)
+    return register
+
+
+def close_register(register: Register) -> None:
+    """Adds nothing to a register from now on."""
+    global _open
+    with _lock:
+        _open = tuple(one for one in _open if one is not register)
+
+
+@contextmanager
+def registering() -> Iterator[Register]:
+    """A register that is filled while a with-block runs."""
+    register = open_register()
+    try:
+        yield register
+    finally:
+        close_register(register)
+
+
+@functools.cache
+def _listen() -> None:
+    # Imported here so that a command line may import this module before its script
+    # decides, through environment variables, how JAX is to be set up.
+    import jax
+
+    jax.monitoring.register_event_duration_secs_listener(_on_event)
+
+
+def _on_event(event: str, duration_secs: float, **_details: object) -> None:
+    if event in (_LOWER, _COMPILE):
+        with _lock:
+            for register in _open:
+                if event == _LOWER:
+                    register.lower_s += duration_secs
+                else:
+                    register.compile_s += duration_secs

@@ -1,0 +1,1 @@
+"""Whole scripts and the command line: `python -m jitscope`, `install()`."""

@@ -1,0 +1,224 @@
+"""The command line: ``python -m jitscope run script.py``.
+
+Nothing here imports JAX before the script does, because scripts set up JAX through the
+environment (``JAX_PLATFORMS``, ``JAX_ENABLE_X64``) in their first lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from .. import __version__
+from ..report.files import replace_file
+from ..settings import strict
+from .after_import import after_import
+from .cli_report import add_commands
+from .script import CannotRunError, own_traceback, run_module, run_script
+
+if TYPE_CHECKING:
+    from ..reuse.records import Register
+
+_RUN = """\
+Runs a Python script with every jax.jit in it acting as jitscope.outermost_jit, and writes a
+report when the process ends: what was compiled, what repeated, what was done about it, and
+the seconds of each phase. Arguments after the script are its own, and so are its exit status,
+input, output and signals. A process that is killed (SIGTERM without a handler, os._exit)
+writes no report; processes that it starts run as they would without jitscope.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command and returns the exit status of those that have one of their own."""
+    parser = _parser()
+    options, unknown = parser.parse_known_args(argv)
+    if unknown:
+        options.fail(f"unrecognized arguments: {' '.join(unknown)}")
+    if options.command is None:
+        parser.print_help()
+        return 0
+    return options.command(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m jitscope",
+        allow_abbrev=False,
+        description="Decides how a JAX program is structured before XLA compiles it.",
+    )
+    parser.add_argument("--version", action="version", version=f"jitscope {__version__}")
+    parser.set_defaults(command=None, fail=parser.error)
+    commands = parser.add_subparsers(title="commands", metavar="command")
+    _add_run(commands)
+    add_commands(commands)
+    return parser
+
+
+# --- run -----------------------------------------------------------------------------------
+
+
+def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    run = commands.add_parser(
+        "run",
+        allow_abbrev=False,
+        help="run a script with every jax.jit structured",
+        description=_RUN,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s [-h] [--observe] [--report FILE] [--json FILE] (script | -m module) "
+        "[args ...]",
+    )
+    run.add_argument(
+        "--observe",
+        action="store_true",
+        help="compile exactly as jax.jit does; only report what repeats",
+    )
+    run.add_argument(
+        "--report",
+        metavar="FILE",
+        type=_report_path,
+        help="write the report to FILE, replacing it, instead of to stderr",
+    )
+    run.add_argument(
+        "--json",
+        metavar="FILE",
+        type=_report_path,
+        help="write the record to FILE too, for `report` and `diff`",
+    )
+    run.add_argument(
+        "-m", dest="module", action="store_true", help="the script is a module, as for python -m"
+    )
+    run.add_argument("script", help="Python file, or directory or zip file with a __main__.py")
+    run.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
+    run.set_defaults(command=_run, fail=run.error)
+
+
+def _report_path(text: str) -> str:
+    """The path in full, since the script may change directories."""
+    path = os.path.realpath(text)
+    directory = os.path.dirname(path)
+    if os.path.isdir(path):
+        raise argparse.ArgumentTypeError(f"{text!r} is a directory. Name a file.")
+    if not os.path.isdir(directory):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} lies in {directory!r}, which is no directory. Make it first."
+        )
+    if not os.access(directory if _is_replaceable(path) else path, os.W_OK):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} cannot be written here. Choose a file in a directory that you may write."
+        )
+    return path
+
+
+def _run(options: argparse.Namespace) -> int:
+    registers: list[Register] = []
+    after_import("jax", lambda: _start(options.observe, registers))
+    finish = _Report(registers, options.observe, options.report, options.json)
+    run: Callable[[str, Sequence[str]], None] = run_module if options.module else run_script
+    # First in, last out: threads and the script's own atexit functions end before it.
+    atexit.register(finish)
+    try:
+        with own_traceback(keep_inner=strict()):
+            run(options.script, options.args)
+    except CannotRunError as error:
+        atexit.unregister(finish)
+        options.fail(str(error))
+    return 0
+
+
+def _start(observe: bool, registers: list[Register]) -> None:
+    """Installs jitscope into the JAX that was just imported, or says why it cannot."""
+    try:
+        from ..reuse.records import open_register
+        from .installation import install
+
+        registers.append(open_register())
+        install(observe=observe)
+    except Exception as error:
+        if strict():
+            raise
+        _say(
+            f"jitscope could not be installed and the script runs without it: "
+            f"{type(error).__name__}: {error}"
+        )
+
+
+class _Report:
+    """Writes the report when the process that ran the script ends."""
+
+    def __init__(
+        self, registers: list[Register], observe: bool, path: str | None, json: str | None
+    ) -> None:
+        self._registers = registers
+        self._observe = observe
+        self._path = path
+        self._json = json
+        self._process = os.getpid()
+
+    def __call__(self) -> None:
+        if os.getpid() != self._process:
+            return  # a fork of it
+        try:
+            text = self._text()
+        except Exception as error:
+            if strict():
+                raise
+            text = f"jitscope could not make its report: {type(error).__name__}: {error}\n"
+        self._write(text)
+        if self._json is not None:
+            self._write_json(self._json)
+
+    def _text(self) -> str:
+        if not self._registers:
+            return "jitscope: the script did not import JAX\n"
+        from .summary import summary
+
+        return summary(self._registers[0], observed=self._observe)
+
+    def _write(self, text: str) -> None:
+        if self._path is None:
+            _say(text.rstrip("\n"))
+            return
+        try:
+            replace_file(self._path, text)
+        except OSError as error:
+            _say(
+                f"jitscope could not write its report to {self._path!r} ({error}), and shows it "
+                f"here:\n{text.rstrip()}"
+            )
+
+    def _write_json(self, path: str) -> None:
+        try:
+            replace_file(path, self._record())
+        except Exception as error:
+            if strict() and not isinstance(error, OSError):
+                raise
+            _say(
+                f"jitscope could not write its record to {path!r}, and left what is there as it "
+                f"is: {type(error).__name__}: {error}"
+            )
+
+    def _record(self) -> str:
+        from ..report import json
+        from ..reuse.reuse_report import ReuseReport
+
+        if not self._registers:
+            return json.dumps(ReuseReport())
+        from ..reuse.recorder import Recording
+
+        return json.dumps(Recording(self._registers[0], {}).report())
+
+
+def _say(text: str) -> None:
+    # The script may have closed or exchanged stderr; its end is not to fail for a report.
+    with contextlib.suppress(Exception):
+        print(text, file=sys.stderr, flush=True)
+
+
+def _is_replaceable(path: str) -> bool:
+    """Whether nothing, or a plain file, is there; not a device, pipe or socket."""
+    return os.path.isfile(path) or not os.path.exists(path)

@@ -1,0 +1,102 @@
+"""The text at the end of ``python -m jitscope run``: a register -> str."""
+
+from __future__ import annotations
+
+from ..reuse.phases import Phases
+from ..reuse.records import Register
+from ..reuse.reuse import Reuse
+from ..reuse.reuse_report import ProgramReport
+
+_SHOWN = 20
+"""Programs shown one by one."""
+
+
+def summary(register: Register, *, observed: bool) -> str:
+    """What was compiled, what repeated, and where the time went.
+
+    Args:
+      register: filled while the script ran.
+      observed: programs were compiled as ``jax.jit`` compiles them.
+    """
+    programs = sorted(register.programs, key=lambda reuse: -_total_s(reuse.phases))
+    parts = ["\n".join(_totals(register, observed))]
+    parts += [str(reuse) for reuse in programs[:_SHOWN]]
+    rest = programs[_SHOWN:]
+    if rest:
+        parts.append(
+            f"and {_count(len(rest), 'program')} more, "
+            f"{sum(_total_s(reuse.phases) for reuse in rest):.2f} s"
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def _totals(register: Register, observed: bool) -> list[str]:
+    programs = register.programs
+    n_equations = sum(reuse.census.n_equations for reuse in programs)
+    calls, bodies = (sum(column) for column in zip(*map(_shared, programs), (0, 0), strict=True))
+    lines = [
+        "jitscope: observed, nothing was changed" if observed else "jitscope: structured",
+        f"{_count(len(programs), 'program')}, {_count(n_equations, 'equation')}; "
+        f"{_count(calls, 'call')} -> {_count(bodies, 'shared body', 'shared bodies')}"
+        + (", had jitscope structured them" if observed else ""),
+        _seconds(register),
+    ]
+    if observed:
+        lines += _estimate(programs, n_equations)
+    lines += [
+        f"left as it was: {failure.program}: {failure.reason}" for failure in register.failures
+    ]
+    return lines
+
+
+def _seconds(register: Register) -> str:
+    trace, structure, lower, compile_ = (
+        sum(getattr(reuse.phases, field) for reuse in register.programs)
+        for field in ("trace_s", "structure_s", "lower_s", "compile_s")
+    )
+    # What JAX lowers and compiles besides: single operations, functions jitted by libraries.
+    other = max(0.0, register.lower_s - lower) + max(0.0, register.compile_s - compile_)
+    return (
+        f"trace {trace:.2f} s (structuring {structure:.2f} s), lower {lower:.2f} s, compile "
+        f"{compile_:.2f} s; lowering and compiling anything else {other:.2f} s"
+    )
+
+
+def _estimate(programs: list[Reuse], n_equations: int) -> list[str]:
+    repeated = sum(map(_n_repeated, programs))
+    return [
+        f"estimate: {_percent(repeated, n_equations)} of the equations "
+        f"({repeated:,} of {n_equations:,}) are repeats that need not be compiled again.",
+        "It counts equations of the traced programs, all alike, and is no forecast of seconds: "
+        "those depend on the compiler. Run without --observe to measure them.",
+    ]
+
+
+def _shared(reuse: Reuse) -> tuple[int, int]:
+    """Calls of shared bodies, and the bodies."""
+    program = _plain(reuse)
+    return program.n_shared_calls, len(program.shared)
+
+
+def _n_repeated(reuse: Reuse) -> int:
+    """Equations that shared bodies spare the compiler."""
+    return _plain(reuse).n_saved
+
+
+def _plain(reuse: Reuse) -> ProgramReport:
+    return reuse.report(details=False).programs[0]
+
+
+def _total_s(phases: Phases) -> float:
+    return phases.trace_s + phases.lower_s + phases.compile_s
+
+
+def _percent(part: int, whole: int) -> str:
+    """A share that reads 0 % or 100 % only where it is."""
+    if not part or part == whole:
+        return "100 %" if part else "0 %"
+    return f"{min(max(100 * part / whole, 0.1), 99.9):.1f} %"
+
+
+def _count(n: int, one: str, many: str = "") -> str:
+    return f"{n:,} {one if n == 1 else many or one + 's'}"

@@ -1,0 +1,228 @@
+"""The distinct stages of a program, lowered and compiled.
+
+A *place* is where the arguments of a call say that it runs. What is compiled is a stage
+together with the operands it may write into: a stage that runs many times is one executable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from .. import _jax
+from ..ir.program import Program
+from ..reuse.phases import Phases
+from .schedule import Step, live_bytes
+from .stages import Stage, Stages
+
+Key = tuple[int, tuple[int, ...]]
+"""A stage's number and the positions of its donated operands."""
+
+
+class Place(NamedTuple):
+    """Where the arguments say that a program runs.
+
+    Attributes:
+      sharding: that of values without a say; None for the default device.
+      n_devices: how many there are.
+    """
+
+    sharding: Any
+    n_devices: int
+
+
+def place_of(committed: Sequence[Any]) -> Place | None:
+    """The place for these shardings of committed arguments; None if they name no single one."""
+    if not committed:
+        return Place(None, 1)
+    first = committed[0]
+    if any(s.device_set != first.device_set for s in committed):
+        return None
+    if all(isinstance(s, jax.sharding.SingleDeviceSharding) for s in committed):
+        return Place(first, 1)
+    mesh = next((s.mesh for s in committed if isinstance(s, jax.sharding.NamedSharding)), None)
+    if mesh is None:
+        return None
+    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return Place(replicated, len(first.device_set))
+
+
+def asked_sharding(value: Any) -> Any:
+    """Of an array that is committed somewhere, or of a type that names a place; else None."""
+    if isinstance(value, jax.ShapeDtypeStruct) or getattr(value, "committed", False):
+        return value.sharding
+    return None
+
+
+class Executables:
+    """What has to be compiled for a program.
+
+    Args:
+      stages: of the program.
+      compiler_options: for every stage.
+      phases: filled in as stages are lowered and compiled.
+    """
+
+    def __init__(self, stages: Stages, compiler_options: Any, phases: Phases) -> None:
+        self._stages = stages
+        self._compiler_options = compiler_options
+        self._phases = phases
+
+    def jitted(self, sharding: Any) -> dict[Key, Any]:
+        """One ``jax.jit`` function for each, compiled when first called.
+
+        Args:
+          sharding: asked for where no operand says on which devices a stage runs.
+        """
+        return {key: self._jitted(key, step, sharding) for key, step in self._distinct().items()}
+
+    def compiled(self, sharding: Any) -> dict[Key, Any]:
+        """All of them for one device.
+
+        Args:
+          sharding: of that device, or None where no argument is committed to one.
+        """
+        return self._compiled(self._lowered(sharding))
+
+    def for_lowering(self, sharding: Any) -> StagedLowered:
+        """All of them lowered, for whoever wants to look at them."""
+        return StagedLowered(self, dict(self._lowered(sharding)))
+
+    def n_runs(self, key: Key) -> int:
+        """How often one call of the program runs this executable."""
+        return sum((step.stage, step.donated) == key for step in self._stages.steps)
+
+    def live_bytes(self, key: Key) -> int:
+        """The most bytes of values between steps that are alive while it runs."""
+        first = self._stages.steps[0].results[0]
+        sizes = live_bytes(self._stages.steps, self._stages.avals, first)
+        return max(
+            size
+            for step, size in zip(self._stages.steps, sizes, strict=True)
+            if (step.stage, step.donated) == key
+        )
+
+    def _distinct(self) -> dict[Key, Step]:
+        """What has to be compiled, with the first step that runs it; the largest first."""
+        found: dict[Key, Step] = {}
+        for step in self._stages.steps:
+            found.setdefault((step.stage, step.donated), step)
+        return dict(sorted(found.items(), key=lambda item: -self._size(item[1])))
+
+    def _size(self, step: Step) -> int:
+        return len(_jax.equations(self._stages.stages[step.stage].jaxpr))
+
+    def _jitted(self, key: Key, step: Step, sharding: Any) -> Any:
+        stage = self._stages.stages[key[0]]
+
+        def run(*args: Any) -> list[Any]:
+            return _jax.emit(stage.jaxpr, args, stage.name)
+
+        run.__name__ = run.__qualname__ = stage.name
+        options = {} if sharding is None or step.operands else {"out_shardings": sharding}
+        # A donated operand that the stage does not read must still be given up.
+        return _jax.jit(
+            run,
+            donate_argnums=key[1],
+            keep_unused=bool(key[1]),
+            compiler_options=self._compiler_options,
+            **options,
+        )
+
+    def _lowered(self, sharding: Any) -> Iterator[tuple[Key, Any]]:
+        for key, step in self._distinct().items():
+            avals = (self._stages.avals[slot] for slot in step.operands)
+            start = time.perf_counter()
+            with _named(self._stages.stages[key[0]]):
+                lowered = self._jitted(key, step, sharding).lower(
+                    *(
+                        jax.ShapeDtypeStruct(
+                            aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding
+                        )
+                        for aval in avals
+                    )
+                )
+            self._phases.lower_s += time.perf_counter() - start
+            yield key, lowered
+
+    def _compiled(self, lowered: Iterator[tuple[Key, Any]]) -> dict[Key, Any]:
+        """Compiles in parallel, each as soon as it is lowered."""
+        # Not at the top: the module cannot be imported once the interpreter shuts down, when a
+        # script under `python -m jitscope run` may still import JAX in a thread.
+        from concurrent.futures import ThreadPoolExecutor
+
+        start, lower_s = time.perf_counter(), self._phases.lower_s
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            waiting = {key: pool.submit(self._compile, key, one) for key, one in lowered}
+            compiled = {key: one.result() for key, one in waiting.items()}
+        lowering_s = self._phases.lower_s - lower_s
+        self._phases.compile_s += time.perf_counter() - start - lowering_s
+        return compiled
+
+    def _compile(self, key: Key, lowered: Any) -> Any:
+        with _named(self._stages.stages[key[0]]):
+            return lowered.compile()
+
+
+class StagedLowered:
+    """The stages of a program, lowered.
+
+    Attributes:
+      stages: one ``jax.stages.Lowered`` for each executable.
+      n_runs: how often one call of the program runs it.
+      live_bytes: the most bytes of values, but for arguments, that are alive while it runs, its
+        own temporary memory left out.
+    """
+
+    def __init__(self, executables: Executables, lowered: dict[Key, Any]) -> None:
+        self._executables = executables
+        self._lowered = lowered
+        self.stages = tuple(lowered.values())
+        self.n_runs = tuple(map(executables.n_runs, lowered))
+        self.live_bytes = tuple(map(executables.live_bytes, lowered))
+
+    def as_text(self) -> str:
+        """The text of all stages."""
+        return "\n".join(stage.as_text() for stage in self.stages)
+
+    def compile(self) -> tuple[Any, ...]:
+        """One ``jax.stages.Compiled`` for each stage, compiled in parallel."""
+        return tuple(self._executables._compiled(iter(self._lowered.items())).values())
+
+
+@contextlib.contextmanager
+def _named(stage: Stage) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"jitscope: while compiling the stage {stage.name} of a staged program")
+        raise
+
+
+def spans_devices(program: Program) -> bool:
+    """Whether something in a program names more than one device."""
+    return _spans_devices(program.jaxpr, set())
+
+
+def _spans_devices(jaxpr: _jax.AnyJaxpr, seen: set[int]) -> bool:
+    if id(jaxpr) in seen:
+        return False
+    seen.add(id(jaxpr))
+    return any(
+        any(map(_is_mesh, jax.tree.leaves(list(eqn.params.values()))))
+        or any(_spans_devices(sub, seen) for sub in _jax.sub_jaxprs(eqn))
+        for eqn in _jax.equations(jaxpr)
+    )
+
+
+def _is_mesh(value: Any) -> bool:
+    if isinstance(value, jax.sharding.NamedSharding):
+        value = value.mesh  # which may be abstract, so that its devices are not known
+    if isinstance(value, (jax.sharding.Mesh, jax.sharding.AbstractMesh)):
+        return value.size > 1
+    return isinstance(value, jax.sharding.Sharding) and len(value.device_set) > 1

@@ -1,0 +1,1 @@
+"""Counts bodies, decides how each is called, and rewrites the program accordingly."""

@@ -1,0 +1,65 @@
+"""Who calls whom in a census: the questions a policy asks of it.
+
+Kept calls are not nested: inside a body whose calls are kept, XLA inlines. (XLA:CPU makes one
+clone of a body for every chain of kept calls to it: 2,583 for a recursive fib(16).) So a policy
+needs to know which calls lie outside kept bodies, and what would be left to share in a body if
+its own calls were not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+from .census import Body, Census
+
+
+class CallGraph:
+    """The call graph of the distinct bodies of a census."""
+
+    def __init__(self, census: Census) -> None:
+        self._bodies = {body.fingerprint.digest: body for body in census.bodies}
+        # A census made by hand may leave out who calls whom: then the program calls them all.
+        self._program_calls = dict(census.calls) or {
+            body.fingerprint.digest: body.n_uses for body in census.bodies
+        }
+
+    def callers_first(self) -> Iterator[Body]:
+        """The bodies in an order in which each follows all that call it."""
+        finished: list[str] = []
+        seen: set[str] = set()
+
+        def visit(calls: Mapping[str, int]) -> None:
+            for digest in calls:
+                if digest not in seen:
+                    seen.add(digest)
+                    visit(dict(self._bodies[digest].calls))
+                    finished.append(digest)
+
+        visit(self._program_calls)
+        return (self._bodies[digest] for digest in reversed(finished))
+
+    def uses_outside(self, kept: Collection[str]) -> Mapping[str, int]:
+        """Call sites of each body that are not within bodies named in ``kept``."""
+        uses = dict.fromkeys(self._bodies, 0)
+        for digest, n_calls in self._program_calls.items():
+            uses[digest] += n_calls
+        for body in self.callers_first():
+            if body.fingerprint.digest not in kept and uses[body.fingerprint.digest]:
+                for digest, n_calls in body.calls:
+                    uses[digest] += n_calls
+        return uses
+
+    def outermost_within(
+        self, body: Body, wanted: Callable[[Body], bool]
+    ) -> Iterator[tuple[Body, int]]:
+        """Bodies for which ``wanted`` holds and how often one run of ``body`` calls them.
+
+        What lies within them is left out.
+        """
+        for digest, n_calls in body.calls:
+            callee = self._bodies[digest]
+            if wanted(callee):
+                yield callee, n_calls
+            else:
+                for inner, n_inner in self.outermost_within(callee, wanted):
+                    yield inner, n_inner * n_calls

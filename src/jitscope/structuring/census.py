@@ -1,0 +1,268 @@
+"""What repeats in a program: Program -> Census.
+
+A *body* is a distinct computation used as a subroutine, a *call site* an equation that
+calls it. *Uses* are call sites over the call graph of distinct bodies: a body called 4
+times in a block that is itself called 48 times has 4 uses. *Executions* are uses times the
+executions of what surrounds them, loops included as far as their trip counts are known.
+
+Structurally equal bodies are one body, whoever traced them. The census walks into scans,
+loops, conditionals, custom rules, remat and shard_map. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from .. import _jax
+from ..ir.fingerprint import Fingerprint, fingerprint
+from ..ir.program import Program, count_equations
+from ..names import is_outlined, structure_of
+from .variants import Variants
+
+_NO_VARIANTS = Variants()
+
+
+@dataclasses.dataclass(frozen=True)
+class Body:
+    """A distinct body with its counts.
+
+    Attributes:
+      fingerprint: identity of the body.
+      name: of the function it was traced from (at its first call site).
+      source: user's line of the first call site.
+      n_uses: call sites, where every body around them counts once.
+      n_executions: how often it runs per call of the program, at least.
+      n_paths: chains of calls from the program to the body; the number of copies there
+        would be if every call were expanded.
+      n_equations: equations with everything nested in it.
+      n_heavy: those of them that are matrix products, convolutions, loops or library calls.
+      operand_bytes: size of the operands of one call.
+      result_bytes: size of the results of one call.
+      forced: structure that the user asked for, or None.
+      obstacle: why calls of it cannot be restructured, or empty.
+      outlined: found in the program rather than written as a subroutine.
+      calls: digests of the bodies it calls, with the number of call sites in it.
+      n_chained: uses that take a result of another use.
+    """
+
+    fingerprint: Fingerprint
+    name: str
+    source: str
+    n_uses: int
+    n_executions: int
+    n_paths: int
+    n_equations: int
+    n_heavy: int
+    operand_bytes: int
+    result_bytes: int
+    forced: str | None = None
+    obstacle: str = ""
+    outlined: bool = False
+    calls: tuple[tuple[str, int], ...] = ()
+    n_chained: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Census:
+    """The bodies of a program, in the order in which they are first called.
+
+    Attributes:
+      program: name of the program.
+      n_equations: equations of the program with every call spelled out.
+      bodies: distinct bodies.
+      calls: digests of the bodies that the program itself calls, with the number of call
+        sites outside all bodies.
+    """
+
+    program: str
+    n_equations: int
+    bodies: tuple[Body, ...]
+    calls: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def n_calls(self) -> int:
+        """Call sites of all bodies."""
+        return sum(body.n_uses for body in self.bodies)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.program}: {self.n_calls} calls of {len(self.bodies)} bodies, "
+            f"{self.n_equations} equations"
+        ]
+        lines += [
+            f"  {b.name:<24} {b.fingerprint}  {b.n_uses} uses, {b.n_equations} equations"
+            for b in self.bodies
+        ]
+        return "\n".join(lines)
+
+
+@dataclasses.dataclass(frozen=True)
+class CallSite:
+    """An equation that calls a body, ``trips`` times per run of what surrounds it.
+
+    ``chained`` says that it takes a result of another call of that body.
+    """
+
+    eqn: Any
+    trips: int
+    chained: bool = False
+
+    @property
+    def jaxpr(self) -> _jax.AnyJaxpr:
+        return self.eqn.params["jaxpr"]
+
+    @property
+    def identity(self) -> Fingerprint:
+        return fingerprint(self.jaxpr)
+
+
+def call_sites(jaxpr: _jax.AnyJaxpr, trips: int = 1) -> Iterator[CallSite]:
+    """Call sites in a jaxpr and in what is nested in it, but not within the bodies called."""
+    makers: dict[Any, str] = {}
+    for eqn in _jax.equations(jaxpr):
+        if eqn.primitive is _jax.jit_p:
+            digest = fingerprint(eqn.params["jaxpr"]).digest
+            chained = any(
+                makers.get(atom) == digest for atom in eqn.invars if isinstance(atom, _jax.Var)
+            )
+            makers.update(dict.fromkeys(eqn.outvars, digest))
+            yield CallSite(eqn, trips, chained)
+        elif eqn.primitive in _jax.SUBPROGRAMS:
+            inner_trips = trips * _jax.trip_count(eqn)
+            for sub in _jax.sub_jaxprs(eqn):
+                yield from call_sites(sub, inner_trips)
+
+
+def take_census(program: Program, variants: Variants = _NO_VARIANTS) -> Census:
+    """Counts the bodies of a program.
+
+    Args:
+      program: with captured constants already hoisted.
+      variants: calls of a covered body count as calls of the body that covers it.
+    """
+    counter = _Counter(variants)
+    counter.visit(program.jaxpr)
+    return Census(
+        program.name,
+        program.n_equations,
+        counter.bodies(program.jaxpr),
+        counter.calls(call_sites(program.jaxpr)),
+    )
+
+
+class _Counter:
+    """Call graph of the distinct bodies."""
+
+    def __init__(self, variants: Variants) -> None:
+        self._variants = variants
+        self._first: dict[str, CallSite] = {}
+        self._callees: dict[str, list[CallSite]] = {}
+        self._equation_memo: dict[int, int] = {}
+        self._heavy_memo: dict[int, int] = {}
+        self._finished: list[str] = []
+
+    def visit(self, jaxpr: _jax.AnyJaxpr) -> None:
+        """Depth first over distinct bodies, so that callees finish before callers."""
+        for site in call_sites(jaxpr):
+            digest = self._digest(site)
+            if digest not in self._first:
+                body = self._variants.bodies.get(digest, site.jaxpr)
+                self._first[digest] = CallSite(
+                    site.eqn.replace(params={**site.eqn.params, "jaxpr": body}), site.trips
+                )
+                self._callees[digest] = list(call_sites(body))
+                self.visit(body)
+                self._finished.append(digest)
+
+    def _digest(self, site: CallSite) -> str:
+        return self._variants.canonical(site.identity.digest)
+
+    def calls(self, sites: Iterable[CallSite]) -> tuple[tuple[str, int], ...]:
+        """How often each body is called from these call sites, in order."""
+        return tuple(collections.Counter(map(self._digest, sites)).items())
+
+    def bodies(self, main: _jax.AnyJaxpr) -> tuple[Body, ...]:
+        uses = dict.fromkeys(self._first, 0)
+        executions = dict.fromkeys(self._first, 0)
+        paths = dict.fromkeys(self._first, 0)
+        chained = dict.fromkeys(self._first, 0)
+
+        def spread(sites: Any, n_executions: int, n_paths: int) -> None:
+            for site in sites:
+                digest = self._digest(site)
+                uses[digest] += 1
+                chained[digest] += site.chained
+                executions[digest] += n_executions * site.trips
+                paths[digest] += n_paths
+
+        spread(call_sites(main), 1, 1)
+        for digest in reversed(self._finished):
+            spread(self._callees[digest], executions[digest], paths[digest])
+        return tuple(
+            self._body(
+                d,
+                n_uses=uses[d],
+                n_executions=executions[d],
+                n_paths=paths[d],
+                n_chained=chained[d],
+            )
+            for d in self._first
+        )
+
+    def _body(self, digest: str, **counts: int) -> Body:
+        site = self._first[digest]
+        name = site.eqn.params["name"]
+        open_ = _jax.opened(site.jaxpr)
+        return Body(
+            fingerprint=dataclasses.replace(site.identity, digest=digest),
+            name=str(name),
+            source=_jax.source_line(site.eqn),
+            n_equations=count_equations(site.jaxpr, self._equation_memo),
+            n_heavy=count_heavy(site.jaxpr, self._heavy_memo),
+            operand_bytes=_n_bytes(v.aval for v in (*open_.constvars, *open_.invars)),
+            result_bytes=_n_bytes(v.aval for v in open_.outvars),
+            forced=structure_of(name),
+            obstacle=_obstacle(site),
+            outlined=is_outlined(name),
+            calls=self.calls(self._callees[digest]),
+            **counts,
+        )
+
+
+def _obstacle(site: CallSite) -> str:
+    jaxpr = site.jaxpr
+    if _jax.has_options(site.eqn):
+        return "its jit asks for shardings or layouts of its own"
+    if _jax.opened(jaxpr).effects:
+        return "it has side effects, whose order and number must stay as they are"
+    if site.identity.is_local:
+        return f"it has no process-stable identity: {site.identity.local_because}"
+    return ""
+
+
+def count_heavy(jaxpr: _jax.AnyJaxpr, memo: dict[int, int]) -> int:
+    """Equations whose work does not fuse with their neighbours."""
+    found = memo.get(id(jaxpr))
+    if found is None:
+        found = memo[id(jaxpr)] = sum(
+            1
+            if eqn.primitive in _jax.HEAVY
+            else sum(count_heavy(sub, memo) for sub in _jax.sub_jaxprs(eqn))
+            for eqn in _jax.equations(jaxpr)
+        )
+    return found
+
+
+def _n_bytes(avals: Any) -> int:
+    total = 0
+    for aval in avals:
+        dtype = getattr(aval, "dtype", None)
+        shape = getattr(aval, "shape", ())
+        if dtype is not None and all(isinstance(n, int) for n in shape):
+            total += int(np.prod(shape, dtype=np.int64)) * getattr(dtype, "itemsize", 8)
+    return total

@@ -1,0 +1,1 @@
+"""`shared_subroutine`: one trace for all calls of a function that have one signature."""

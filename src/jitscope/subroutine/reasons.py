@@ -1,0 +1,140 @@
+"""Why a body was traced again: details of a signature, compared with earlier ones -> text.
+
+The reason names what changed down to the value, in the words of the user's own call: the
+path of an argument, the name of a captured value, a setting of JAX.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+FIRST = "first use"
+
+
+@dataclasses.dataclass(frozen=True)
+class Details:
+    """The paths that belong to a `Signature`, worked out only where it is new."""
+
+    avals: Mapping[str, Any]
+    static: Mapping[str, tuple[Hashable, str]]
+    captures: Mapping[str, tuple[Hashable, str]]
+    context: Mapping[str, Any]
+    tree: Any = None
+
+
+def why_traced(new: Details, earlier: Sequence[Details], same: Details | None) -> str:
+    """Why earlier traces did not do: the differences from the closest of them."""
+    if same is not None:
+        changed = differences_of_context(same.context, new.context)
+        what = ", ".join(changed) or "caches were cleared, or a setting that is not shown here"
+        return f"context changed, not the signature: {what}"
+    if not earlier:
+        return FIRST
+    return "; ".join(min((differences(old, new) for old in reversed(earlier)), key=len))
+
+
+def differences(old: Details, new: Details) -> list[str]:
+    """What of a signature differs from an earlier one, one text each."""
+    found = _changed("static value", old.static, new.static)
+    found += _changed("captured value", old.captures, new.captures)
+    found += _presence(old, new)
+    for path in old.avals.keys() & new.avals.keys():
+        found += _type_change(path, old.avals[path], new.avals[path])
+    return found or [f"containers of the arguments: {_tree_change(str(old.tree), str(new.tree))}"]
+
+
+def _presence(old: Details, new: Details) -> list[str]:
+    """Leaves that are arrays, static or not there at all in one of the two only."""
+    before, after = ({**details.static, **details.avals} for details in (old, new))
+    found = [
+        f"argument {path}: {_leaf(new, path)} against {_leaf(old, path)}"
+        for path in sorted(
+            (old.avals.keys() & new.static.keys()) | (old.static.keys() & new.avals.keys())
+        )
+    ]
+    gone, come = sorted(before.keys() - after.keys()), sorted(after.keys() - before.keys())
+    if gone and come:
+        return [*found, f"tree structure: {', '.join([*gone, *come][:4])} in one of the two only"]
+    found += [f"argument {path}: {_leaf(new, path)} against None or nothing" for path in come[:4]]
+    return found + [
+        f"argument {path}: None or nothing against {_leaf(old, path)}" for path in gone[:4]
+    ]
+
+
+def _leaf(details: Details, path: str) -> str:
+    if path in details.avals:
+        return f"array {type_text(details.avals[path])}"
+    return f"static value {details.static[path][1]}"
+
+
+def _tree_change(old: str, new: str) -> str:
+    """Both texts around the first place where they differ."""
+    at = next(
+        (i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b),
+        min(len(old), len(new)),
+    )
+    start = max(at - 12, 0)
+    return f"{new[start : at + 24]!r} against {old[start : at + 24]!r}"
+
+
+def _changed(
+    what: str, old: Mapping[str, tuple[Hashable, str]], new: Mapping[str, tuple[Hashable, str]]
+) -> list[str]:
+    texts = []
+    for path in sorted(old.keys() & new.keys()):
+        (old_key, old_text), (new_key, new_text) = old[path], new[path]
+        if old_key != new_key:
+            against = (
+                f"{new_text} against {old_text}"
+                if new_text != old_text
+                else f"another object ({new_text}) that is not equal"
+            )
+            texts.append(f"{what} {path}: {against}")
+    return texts
+
+
+def _type_change(path: str, old: Any, new: Any) -> list[str]:
+    if old == new:
+        return []
+    texts = [
+        f"{name} of argument {path}: {_text(getattr(new, name))} against "
+        f"{_text(getattr(old, name))}"
+        for name in ("shape", "dtype", "weak_type", "sharding")
+        if getattr(old, name, None) != getattr(new, name, None)
+        and hasattr(old, name)
+        and hasattr(new, name)
+    ]
+    return texts or [f"type of argument {path}: {new} against {old}"]
+
+
+def differences_of_context(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Settings of JAX that differ, one text each."""
+    return [f"{name}: {new[name]} against {old[name]}" for name in new if old[name] != new[name]]
+
+
+def context() -> dict[str, Any]:
+    """Settings of JAX that are no part of a signature but for which it traces anew."""
+    config = jax.config
+    return {
+        "mesh": jax.sharding.get_abstract_mesh(),
+        "x64": config.jax_enable_x64,
+        "default_matmul_precision": config.jax_default_matmul_precision,
+        "numpy_dtype_promotion": config.jax_numpy_dtype_promotion,
+        "numpy_rank_promotion": config.jax_numpy_rank_promotion,
+        "default_prng_impl": config.jax_default_prng_impl,
+        "debug_nans": config.jax_debug_nans,
+    }
+
+
+def _text(value: Any) -> str:
+    return str(value)
+
+
+def type_text(aval: Any) -> str:
+    """Shape and dtype as jaxprs show them, and whether the type is weak."""
+    text = aval.str_short(short_dtypes=True) if hasattr(aval, "str_short") else str(aval)
+    return text + (" (weak type)" if getattr(aval, "weak_type", False) else "")
