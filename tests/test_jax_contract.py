@@ -1,11 +1,13 @@
-"""What `_jax.py` and `phases.py` assume about JAX: a release that differs fails here, by name."""
+"""What `_jax` and `phases.py` assume about JAX: a release that differs fails here, by name."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +32,55 @@ def every_equation(jaxpr) -> Iterator:
         yield eqn
         for sub in _jax.sub_jaxprs(eqn):
             yield from every_equation(sub)
+
+
+# --- one door -------------------------------------------------------------------------------------
+
+INTERNAL = re.compile(r"jax\.(_src|extend|interpreters|version|__version\w*)\b|jaxlib\b")
+
+
+def internals_named_in(source: str) -> set[str]:
+    """Internals of JAX and versions of it that a module's code imports or looks up."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            found.add(ast.unparse(node))
+        elif isinstance(node, ast.Call) and ast.unparse(node).startswith("hasattr(jax,"):
+            found.add("jax.__version__, by a name that only some versions have")
+    return {name for name in found if INTERNAL.match(name)}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import jax._src.core",
+        "from jax import _src",
+        "from jax._src.core import trace_ctx",
+        "from jax.extend.core import Jaxpr",
+        "from jax.interpreters import mlir",
+        "import jax; jax.extend.core.Jaxpr",
+        "import jax; jax.__version_info__ > (0, 11)",
+        "from jax import __version__",
+        "import jax; hasattr(jax, 'Inline')",
+    ],
+)
+def test_internals_are_found_however_they_are_named(source):
+    assert internals_named_in(source)
+    assert not internals_named_in(
+        "import jax; jax.jit; from ._jax import VERSION; import jax.numpy"
+    )
+
+
+def test_only_the_door_names_internals_or_a_version_of_jax():
+    door = Path(_jax.__file__).parent
+    found = {path: internals_named_in(path.read_text()) for path in door.parent.rglob("*.py")}
+    outside = {path: names for path, names in found.items() if names and door not in path.parents}
+    assert outside == {}
+    assert found[door / "lowering.py"] and found[door / "runtime.py"]
 
 
 # --- private names --------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import dataclasses
 
 import jax
 
+from .. import _jax
 from ..structuring.census import Body, Census
 from ..structuring.policy import Plan, Structure
 from .evidence import Evidence
@@ -77,7 +78,7 @@ def program_report(reuse: Reuse, details: bool, statics: Statics | None = None) 
     return ProgramReport(
         name=census.program,
         platform=jax.default_backend(),
-        jax_version=jax.__version__,
+        jax_version=_jax.VERSION,
         n_equations=census.n_equations,
         n_compiled=evidence.n_compiled if evidence else census.n_equations - n_repeated,
         n_bodies_before=evidence.n_bodies_before if evidence else len(census.bodies),

@@ -1,0 +1,82 @@
+"""The only door to JAX internals.
+
+Every other module sees jaxprs, primitives and lowering through the names below, so
+that a new JAX release is adapted to in this package alone. Each assumption made here has
+a test in ``tests/test_jax_contract.py`` that fails first, by name.
+
+Words: a *closed* jaxpr carries the values of its constvars; up to JAX 0.10 that is a
+type of its own (``ClosedJaxpr``), from 0.11 every ``Jaxpr`` is one. ``equations``,
+``consts`` and ``rebuilt`` hide the difference.
+"""
+
+from jax.extend.core import (
+    DropVar as DropVar,
+    Literal as Literal,
+    Primitive as Primitive,
+    Var as Var,
+)
+
+from .jaxprs import (
+    AnyJaxpr as AnyJaxpr,
+    closed_over as closed_over,
+    constants_as_operands as constants_as_operands,
+    consts as consts,
+    equations as equations,
+    has_input_effects as has_input_effects,
+    has_ordered_effects as has_ordered_effects,
+    is_array_type as is_array_type,
+    is_jaxpr as is_jaxpr,
+    is_movable as is_movable,
+    literal_value as literal_value,
+    new_equation as new_equation,
+    new_jaxpr as new_jaxpr,
+    opened as opened,
+    rebuilt as rebuilt,
+    sub_jaxprs as sub_jaxprs,
+    trip_count as trip_count,
+)
+from .lowering import (
+    Target as Target,
+    structured_call_primitive as structured_call_primitive,
+)
+from .nested_jit import (
+    has_options as has_options,
+    jit as jit,
+    jit_params as jit_params,
+    with_leading_operands as with_leading_operands,
+)
+from .primitives import (
+    CONTEXT_PARTS as CONTEXT_PARTS,
+    DERIVATIVE_ONLY as DERIVATIVE_ONLY,
+    HEAVY as HEAVY,
+    NAME_ONLY as NAME_ONLY,
+    SUBPROGRAMS as SUBPROGRAMS,
+    jit_p as jit_p,
+    prng_name as prng_name,
+)
+from .runtime import (
+    HAS_INLINE_ENUM as HAS_INLINE_ENUM,
+    VERSION as VERSION,
+    is_compiling as is_compiling,
+)
+from .source import (
+    current_source_line as current_source_line,
+    function_name as function_name,
+    is_transposed as is_transposed,
+    source_line as source_line,
+    user_functions as user_functions,
+    user_stack as user_stack,
+    within_call as within_call,
+    without_name_scope as without_name_scope,
+    wraps as wraps,
+)
+from .tracing import (
+    Boundary as Boundary,
+    Tracer as Tracer,
+    at_top_level as at_top_level,
+    call_traced as call_traced,
+    closed_over_by as closed_over_by,
+    emit as emit,
+    trace as trace,
+    without_hijax as without_hijax,
+)

@@ -1,0 +1,83 @@
+"""Tables of JAX primitives: which hold programs, which parameters matter, which are heavy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax._src import shard_map as _shard_map
+from jax.extend import random as jex_random
+from jax.extend.core import Primitive, primitives
+
+jit_p: Primitive = primitives.jit_p
+
+SUBPROGRAMS: dict[Primitive, tuple[str, ...]] = {
+    jit_p: ("jaxpr",),
+    primitives.scan_p: ("jaxpr",),
+    primitives.while_p: ("cond_jaxpr", "body_jaxpr"),
+    primitives.cond_p: ("branches",),
+    primitives.custom_jvp_call_p: ("call_jaxpr",),
+    primitives.custom_vjp_call_p: ("call_jaxpr",),
+    primitives.remat_p: ("jaxpr",),
+    _shard_map.shard_map_p: ("jaxpr",),
+}
+"""Primitives whose sub-jaxprs may be replaced by equivalent ones, and the parameters
+that hold them. A primitive that is not listed is never looked into for rewriting."""
+
+DERIVATIVE_ONLY: dict[Primitive, frozenset[str]] = {
+    primitives.custom_jvp_call_p: frozenset({"jvp_jaxpr_fun"}),
+    primitives.custom_vjp_call_p: frozenset({"fwd_jaxpr_thunk", "bwd", "out_trees"}),
+    primitives.remat_p: frozenset({"policy"}),
+}
+"""Parameters that matter only when the equation is differentiated, never to lowering."""
+
+NAME_ONLY: dict[Primitive, frozenset[str]] = {
+    jit_p: frozenset(
+        {"name", "inline", "keep_unused", "donated_invars", "ctx_mesh", "compiler_options_kvs"}
+    ),
+}
+"""Parameters that do not change what a nested equation computes. Donation, options and
+``keep_unused`` of a *nested* jit are ignored by JAX itself."""
+
+HEAVY: frozenset[Primitive] = frozenset(
+    {
+        primitives.dot_general_p,
+        primitives.conv_general_dilated_p,
+        primitives.scan_p,
+        primitives.while_p,
+        primitives.cholesky_p,
+        primitives.eigh_p,
+        primitives.lu_p,
+        primitives.qr_p,
+        primitives.svd_p,
+        primitives.triangular_solve_p,
+        primitives.fft_p,
+        primitives.sort_p,
+    }
+)
+"""Equations that XLA compiles on their own, whatever surrounds them."""
+
+CONTEXT_PARTS = (
+    "compute_type",
+    "threefry_partitionable",
+    "cur_abstract_mesh",
+    "xla_metadata",
+    "remove_size_one_mesh_axis",
+    "cur_layout_mode",
+    "no_collectives",
+)
+"""Parts of an equation's context, all of which reach the lowered program. The last two are
+new in JAX 0.11 and 0.12."""
+
+_PRNG_NAMES = {
+    id(impl): impl.name
+    for impl in (
+        jex_random.threefry_prng_impl,
+        jex_random.rbg_prng_impl,
+        jex_random.unsafe_rbg_prng_impl,
+    )
+}
+
+
+def prng_name(value: Any) -> str | None:
+    """The name of one of JAX's own random number generators, or None for anything else."""
+    return _PRNG_NAMES.get(id(value))

@@ -1,0 +1,75 @@
+"""What the user wrote: names of functions, source lines and name scopes of equations."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from jax._src import source_info_util as _source_info, traceback_util as _traceback_util
+from jax._src.util import fun_name as function_name
+from jax.extend import source_info_util
+from jax.extend.core import JaxprEqn
+
+from ..settings import PACKAGE
+
+# As for JAX's own files: lowered programs and filtered tracebacks name the user's lines only.
+source_info_util.register_exclusion(PACKAGE)
+_traceback_util.register_exclusion(PACKAGE)
+# A program started by `python -m jitscope run` names the source lines that it has without.
+source_info_util.register_exclusion("<frozen runpy>")
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def wraps(fun: Callable[..., Any]) -> Callable[[F], F]:
+    """``functools.wraps`` that names partials and callable objects too, as ``jax.jit`` does."""
+
+    def wrapped(wrapper: F) -> F:
+        functools.update_wrapper(wrapper, fun)
+        wrapper.__name__ = function_name(fun)
+        return wrapper
+
+    return wrapped
+
+
+def source_line(eqn: JaxprEqn) -> str:
+    """``file:line (function)`` of the user's code behind an equation."""
+    return source_info_util.summarize(eqn.source_info)
+
+
+def current_source_line() -> str:
+    """``file:line (function)`` of the user's code that runs now."""
+    return source_info_util.summarize(source_info_util.current())
+
+
+def user_functions(eqn: JaxprEqn) -> list[str]:
+    """Qualified names of the user's functions around an equation, outermost first."""
+    frames = _source_info.user_frames(eqn.source_info.traceback)
+    return [frame.function_name for frame in frames][::-1]
+
+
+def user_stack(eqn: JaxprEqn) -> tuple[str, ...]:
+    """``file:line (function)`` of the user's functions around an equation, outermost first."""
+    frames = _source_info.user_frames(eqn.source_info.traceback)
+    return tuple(
+        f"{frame.file_name}:{frame.start_line} ({frame.function_name})" for frame in frames
+    )[::-1]
+
+
+def is_transposed(eqn: JaxprEqn) -> bool:
+    """Whether an equation belongs to the backward pass of a gradient."""
+    return "transpose(" in str(eqn.source_info.name_stack)
+
+
+def within_call(inner: JaxprEqn, call: JaxprEqn) -> Any:
+    """Source information of ``inner`` after it was spliced in place of ``call``."""
+    stack = call.source_info.name_stack.extend(f"jit({call.params['name']})")
+    return inner.source_info.replace(name_stack=stack + inner.source_info.name_stack)
+
+
+def without_name_scope(eqn: JaxprEqn) -> JaxprEqn:
+    """For a call whose body's equations carry all of their name scope themselves."""
+    info = eqn.source_info.replace(name_stack=source_info_util.new_name_stack())
+    return eqn.replace(source_info=info)
