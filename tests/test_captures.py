@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jitscope.subroutine.captures import Keys, captures_of, code_of, key_of, text_of, tracers_in
+from jitscope.subroutine.captures import captures_of, code_of, tracers_in
 from jitscope.subroutine.decorator import shared_subroutine
+from jitscope.subroutine.keys import Keys, key_of, text_of
 
 values = st.recursive(
     st.none()

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jitscope.subroutine.captures import Keys
+from jitscope.subroutine.keys import Keys
 from jitscope.subroutine.signature import Binder
 from jitscope.subroutine.static import Static, StaticResult, is_traceable, unwrapped
 

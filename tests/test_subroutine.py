@@ -21,7 +21,8 @@ from jitscope import _jax
 from jitscope.names import SubroutineName
 from jitscope.settings import disabled
 from jitscope.subroutine.cores import registry
-from jitscope.subroutine.decorator import SharedSubroutine, shared_subroutine
+from jitscope.subroutine.decorator import shared_subroutine
+from jitscope.subroutine.shared import SharedSubroutine
 
 
 class Runs:

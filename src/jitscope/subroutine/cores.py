@@ -20,9 +20,10 @@ import numpy as np
 
 from .. import _jax
 from ..names import SubroutineName
-from .captures import text_of, tracers_in
+from .captures import tracers_in
 from .counters import Counters, Signature
 from .functions import source_function
+from .keys import text_of
 from .reasons import Details, context
 from .signature import Binder
 from .static import Static, StaticResult, is_traceable, shown, unwrapped

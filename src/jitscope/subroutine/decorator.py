@@ -1,36 +1,15 @@
-"""Shared subroutines: functions that are traced once per signature, however often called.
-
-Each call under a trace is one nested ``jit`` equation, which an enclosing `outermost_jit`
-counts and structures; every transformation is JAX's own. The decorator binds the arguments,
-wraps what JAX cannot carry, and finds the core for what the function captured.
-"""
+"""``shared_subroutine``: a function that is traced once per signature, however often called."""
 
 from __future__ import annotations
 
-import collections
 import functools
-import inspect
-import types
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, overload
 
-import jax
-
-from .. import _jax
-from ..names import SubroutineName
-from ..settings import is_disabled
 from ..structuring.policy import Structure
-from ..trail import current_trail
-from .captures import ByIdentity, Keys, captures_of, code_of, globals_of
-from .cores import CAPTURED_TRACER, CannotShare, Core, Frame, registry
-from .counters import Counters, SubroutineStats
-from .functions import check_traceable, name_of, source_of
-from .signature import Binder
-from .static import array_types, is_leaf, unwrapped
+from .functions import check_traceable
+from .shared import SharedSubroutine
 
-_at_top_level = _jax.at_top_level
-_FIXED = (int, float, bool, complex, str, bytes, type(None))  # compared by `is` on dispatch
-_MAX_TRACED_CORES = 4
 _OUTERMOST_OPTIONS = (
     "in_shardings",
     "out_shardings",
@@ -44,245 +23,6 @@ _OUTERMOST_OPTIONS = (
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class SharedSubroutine:
-    """What `shared_subroutine` returns; see there."""
-
-    def __init__(
-        self,
-        fun: Callable[..., Any],
-        *,
-        name: str | None = None,
-        static_argnums: int | Sequence[int] | None = None,
-        static_argnames: str | Iterable[str] | None = None,
-        structure: str | None = None,
-    ) -> None:
-        self._prefix: tuple = ()
-        self._is_method = False
-        functools.update_wrapper(self, fun, updated=())
-        self._fun = fun = self._as_function(fun)
-        source = source_of(fun)
-        self.__name__ = name or name_of(self.__wrapped__)
-        self._name = SubroutineName(self.__name__, _checked_structure(structure), source)
-        if self._prefix and static_argnums is not None:
-            nums = (static_argnums,) if isinstance(static_argnums, int) else static_argnums
-            static_argnums = [num + 1 if num >= 0 else num for num in nums]
-        self._binder = Binder(
-            fun, name=self.__name__, static_argnums=static_argnums, static_argnames=static_argnames
-        )
-        self._code = code_of(fun)
-        self._globals = globals_of(fun)
-        self._counters = registry.counters(self._code, self.__name__)
-        self._counters.decorated()
-        self._traced_cores: collections.OrderedDict[Hashable, Core] = collections.OrderedDict()
-        self._last: tuple[Hashable, Core] | None = None
-        self._direct: Core | None = None
-        self._captures_nothing = (
-            isinstance(fun, types.FunctionType) and not fun.__closure__ and not fun.__dict__
-        )
-        self._captures = (
-            (lambda keys: {}) if self._captures_nothing else (lambda keys: captures_of(fun, keys))
-        )
-        has_cells = isinstance(fun, types.FunctionType) and fun.__closure__ and not fun.__dict__
-        self._cells = fun.__closure__ if has_cells else None
-        self._contents: tuple = ()
-        is_plain = (self._captures_nothing or has_cells) and not self._prefix
-        self._n_plain = self._binder.n_plain if is_plain else -1
-
-    def _as_function(self, fun: Callable[..., Any]) -> Callable[..., Any]:
-        """The function to call, with a bound instance as its first argument."""
-        if inspect.ismethod(fun) and isinstance(fun.__func__, types.FunctionType):
-            self._prefix, self._is_method = (fun.__self__,), True
-            return fun.__func__
-        if not is_leaf(fun) and isinstance(type(fun).__call__, types.FunctionType):
-            self._prefix, self._is_method = (fun,), True
-            return type(fun).__call__
-        return fun
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function, compiled outside a trace and as a nested ``jit`` under one."""
-        # This much is on every dispatch of a compiled call: about 1 us for five arrays.
-        if (
-            len(args) == self._n_plain
-            and not kwargs
-            and _at_top_level()
-            and not is_disabled()
-            and (
-                array_types.issuperset(map(type, args))
-                or array_types.issuperset(map(type, jax.tree.leaves(args)))
-            )
-        ):
-            core = self._direct or self._current_core()
-            if core is not None and core.simple:
-                try:
-                    out = core.jitted(*args)
-                except CannotShare:
-                    return self._call(args, kwargs)
-                return out if core.simple else unwrapped(out)
-        return self._call(args, kwargs)
-
-    def _current_core(self) -> Core | None:
-        """The core of the last call, if what is captured now is plainly the same."""
-        try:
-            for cell, value in zip(self._cells or (), self._contents, strict=True):
-                if cell.cell_contents is not value:
-                    return None
-        except ValueError:  # an empty cell, or no contents that can be compared this way
-            return None
-        return self._last and self._last[1]
-
-    def _call(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        args = (*self._prefix, *args)
-        bound = None
-        if not is_disabled() and not jax.config.jax_disable_jit:
-            bound = self._binder.bind(args, kwargs)
-        if bound is None:  # also where arguments do not fit: Python says best which
-            return self._fun(*args, **kwargs)
-        keys = Keys(captured=True)
-        bound = self._binder.wrap(*bound, keys, is_method=self._is_method)
-        core = self._core(keys)
-        try:
-            if not core.plain_reason:
-                return self._call_core(core, *bound, keys)
-        except CannotShare as e:
-            core.plain_reason, core.simple = str(e), False
-        except (TypeError, IndexError) as e:
-            self._explain(e, *bound)
-            raise
-        self._counters.plain(core.plain_reason)
-        return self._fun(*args, **kwargs)
-
-    def _call_core(self, core: Core, args: tuple, kwargs: dict[str, Any], keys: Keys) -> Any:
-        if _at_top_level():
-            frame = Frame(core, self._fun, None)
-            out = core.call(args, kwargs, frame)
-        else:
-            signature, leaves = core.signature(args, kwargs)
-            frame = Frame(core, self._fun, signature)
-            out = core.call_under_trace(args, kwargs, leaves, frame, keys.tracers)
-            trail = current_trail()
-            if trail is not None:
-                trail.note(self._name, signature, core.jitted.trace(*args, **kwargs))
-                return out if core.simple else unwrapped(out)
-            self._counters.called(signature, traced=frame.traced)
-        if core.poisoned:
-            self._last = self._direct = None
-            self._traced_cores.clear()
-            registry.forget(core=core)
-        elif frame.traced and core.captures:
-            self._take_own_writes(core, keys)
-        return out if core.simple else unwrapped(out)
-
-    def _take_own_writes(self, core: Core, keys: Keys) -> None:
-        """Lets a function that wrote to what it captured while it was traced find its trace.
-
-        Writes of the traced function are side effects, which happen once per signature; an
-        appended log entry must not make the next call trace again.
-        """
-        now = Keys(captured=True)
-        key = self._key(self._captures(now))
-        if not now.tracers and not keys.tracers:
-            registry.add(key, core)
-            self._remember(key, core)
-
-    def _key(self, captures: dict[str, Hashable]) -> Hashable:
-        return (
-            (self._name, self._name.structure),
-            self._code,
-            self._globals,
-            tuple(captures.items()),
-        )
-
-    def _remember(self, key: Hashable, core: Core) -> tuple[Hashable, Core]:
-        self._contents = _fixed_contents(self._cells or ())
-        self._last = (key, core)
-        self._direct = core if self._captures_nothing else None
-        return self._last
-
-    def _core(self, keys: Keys) -> Core:
-        """The core for what the function captures now."""
-        captures = self._captures(keys)
-        if current_trail() is not None:  # each call is to be traced, and none to be counted
-            return Core(self._name, self._fun, self._binder, captures, Counters(self.__name__))
-        key = self._key(captures)
-        make = functools.partial(
-            Core, self._name, self._fun, self._binder, captures, self._counters
-        )
-        if keys.tracers:
-            return self._traced_core(
-                (key, *(ByIdentity(t, strong=True) for t in keys.tracers)),
-                functools.partial(make, CAPTURED_TRACER),
-            )
-        last = self._last
-        if last is None or last[0] != key:
-            last = self._remember(key, registry.core(key, make))
-        return last[1]
-
-    def _traced_core(self, key: Hashable, make: Callable[[], Core]) -> Core:
-        """The core of a function that captured tracers: of use for as long as they are."""
-        found = self._traced_cores.get(key)
-        if found is None:
-            found = make()
-            if not jax.config.jax_check_tracer_leaks:
-                self._traced_cores[key] = found
-            while len(self._traced_cores) > _MAX_TRACED_CORES:
-                self._traced_cores.popitem(last=False)
-        return found
-
-    def _explain(self, error: Exception, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Adds to JAX's message which Python numbers were traced, if one may be to blame."""
-        text = str(error)
-        if not ("racer" in text or "oncrete" in text) or hasattr(error, "_jitscope_explained"):
-            return
-        numbers = [
-            (label, value)
-            for label, value in self._binder.labelled(args, kwargs)
-            if type(value) in (bool, int, float, complex)
-        ]
-        if numbers:
-            names = ", ".join(repr(label) for label, _ in numbers)
-            found = ", ".join(f"{label}={value!r}" for label, value in numbers)
-            error.add_note(
-                f"jitscope: the shared subroutine {self.__name__!r} was called with {found}. "
-                "Python numbers are traced, so Python code cannot branch on them or use them as "
-                "a shape, an axis or a loop bound. If that is what failed, declare it static: "
-                f"shared_subroutine(static_argnames=({names},))."
-            )
-            error._jitscope_explained = True  # type: ignore[attr-defined]
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Binds like a function, if it wraps one."""
-        if instance is None or not hasattr(type(self._fun), "__get__") or self._prefix:
-            return self
-        self._is_method = True
-        return types.MethodType(self, instance)
-
-    def __reduce__(self) -> str:
-        """Pickles and copies as a function does: by where it is found."""
-        return self.__qualname__
-
-    def __jitscope_parts__(self) -> tuple:
-        """What another shared subroutine must equal to be the same captured value."""
-        return (str(self._name), self._name.structure, self._prefix, self._fun)
-
-    def stats(self) -> SubroutineStats:
-        """How often it was called under a trace, traced and reused, and why it was traced."""
-        return self._counters.record(self.__name__)
-
-    def clear_cache(self) -> None:
-        """Forgets all traces and compiled code of functions with this code."""
-        # The last one may be known to this wrapper alone, once it was forgotten before.
-        last = [self._last[1]] if self._last else []
-        for core in [*registry.forget(self._code), *self._traced_cores.values(), *last]:
-            core.clear()
-        self._traced_cores.clear()
-
-    def __repr__(self) -> str:
-        return f"<shared subroutine {self.__name__} ({self._name.source})>"
-
-
-# --- the decorator --------------------------------------------------------------------------
 
 
 @overload
@@ -377,12 +117,11 @@ def shared_subroutine(
       (12, 1)
     """
     _check_options(unsupported)
-    _checked_structure(structure)
     options: dict[str, Any] = dict(
         name=name,
         static_argnums=static_argnums,
         static_argnames=static_argnames,
-        structure=structure,
+        structure=_checked_structure(structure),
     )
     if fun is None:
         return functools.partial(shared_subroutine, **options)
@@ -413,12 +152,3 @@ def _checked_structure(structure: str | None) -> str | None:
         f"shared_subroutine(structure={structure!r}): allowed are "
         f"{', '.join(map(repr, allowed))}, or None to leave it to the policy."
     )
-
-
-def _fixed_contents(cells: Sequence[types.CellType]) -> tuple:
-    """What closure cells hold, if it is equal to what they hold later whenever it is the same."""
-    try:
-        contents = tuple(cell.cell_contents for cell in cells)
-    except ValueError:  # an empty cell
-        return ()
-    return contents if all(type(c) in _FIXED or type(c) in array_types for c in contents) else ()

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .captures import Keys
+from .keys import Keys
 from .static import Static, array_types, is_leaf, is_traceable
 
 _P = inspect.Parameter

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .captures import ByIdentity, Keys
+from .keys import ByIdentity, Keys
 
 
 class Static:
