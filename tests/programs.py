@@ -104,6 +104,28 @@ def norm(x: jax.Array) -> jax.Array:
     return x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5)
 
 
+def in_turn(block: Callable[..., Any]) -> Callable[..., Any]:
+    """The network that passes ``x`` through one block with each of its weights."""
+
+    def net(ws, x):
+        for w in ws:
+            x = block(w, x)
+        return x
+
+    return net
+
+
+def each_on(layer: Callable[..., Any]) -> Callable[..., Any]:
+    """As `in_turn`, for layers and networks that take ``x`` first."""
+
+    def net(x, ws):
+        for w in ws:
+            x = layer(x, w)
+        return x
+
+    return net
+
+
 # --- networks -------------------------------------------------------------------------------------
 
 
@@ -629,12 +651,7 @@ def large_constant(shared):
     def block(p, x):
         return x + jnp.tanh(x @ table) * p
 
-    def net(ps, x):
-        for p in ps:
-            x = block(p, x)
-        return x
-
-    return net, ([normal(i, 64) for i in range(6)], normal(7, 2, 64))
+    return in_turn(block), ([normal(i, 64) for i in range(6)], normal(7, 2, 64))
 
 
 @program(uses={"layer": 5})
@@ -645,12 +662,7 @@ def nested_jit_of_others(shared):
     def layer(w, x):
         return jnp.clip(x + jnp.tanh(x @ w), -2.0, 2.0)
 
-    def net(ws, x):
-        for w in ws:
-            x = layer(w, x)
-        return x
-
-    return net, ([normal(i, 4, 4) for i in range(5)], normal(7, 2, 4))
+    return in_turn(layer), ([normal(i, 4, 4) for i in range(5)], normal(7, 2, 4))
 
 
 @program(uses={}, hessian=True)
@@ -739,12 +751,7 @@ def bfloat16(shared):
     def block(w, x):
         return x + jnp.tanh(x @ w)
 
-    def net(ws, x):
-        for w in ws:
-            x = block(w, x)
-        return x
-
-    return net, (
+    return in_turn(block), (
         [normal(i, 4, 4, dtype=jnp.bfloat16) for i in range(5)],
         normal(7, 2, 4, dtype=jnp.bfloat16),
     )
@@ -916,12 +923,7 @@ def custom_vjp_inside(shared):
     def block(w, x):
         return x + clipped(x @ w)
 
-    def net(ws, x):
-        for w in ws:
-            x = block(w, x)
-        return x
-
-    return net, ([normal(i, 3, 3) for i in range(5)], normal(7, 3))
+    return in_turn(block), ([normal(i, 3, 3) for i in range(5)], normal(7, 3))
 
 
 @program(uses={"body": 4}, core=True)
@@ -938,12 +940,7 @@ def custom_jvp_outside(shared):
     def layer_jvp(primals, tangents):
         return body(*primals), body(primals[0] + 1.0, primals[1]) * tangents[0]
 
-    def net(x, ws):
-        for w in ws:
-            x = layer(x, w)
-        return x
-
-    return net, (normal(7, 3), [normal(i, 3, 3) for i in range(4)])
+    return each_on(layer), (normal(7, 3), [normal(i, 3, 3) for i in range(4)])
 
 
 @program(uses={"body": 4}, without=("jvp", "hessian"), core=True)
@@ -959,12 +956,7 @@ def custom_vjp_outside(shared):
     layer = jax.custom_vjp(lambda x, w: body(x, w))
     layer.defvjp(lambda x, w: (body(x, w), (x, w)), lambda res, g: body_bwd(*res, g))
 
-    def net(x, ws):
-        for w in ws:
-            x = layer(x, w)
-        return x
-
-    return net, (normal(7, 3), [normal(i, 3, 3) for i in range(4)])
+    return each_on(layer), (normal(7, 3), [normal(i, 3, 3) for i in range(4)])
 
 
 @program(uses={"block": 4})
@@ -1004,12 +996,7 @@ def shared_of_checkpoint(shared):
     def block(w, x):
         return x + jnp.sin(jnp.tanh(x @ w))
 
-    def net(ws, x):
-        for w in ws:
-            x = block(w, x)
-        return x
-
-    return net, ([normal(i, 4, 4) for i in range(4)], normal(7, 2, 4))
+    return in_turn(block), ([normal(i, 4, 4) for i in range(4)], normal(7, 2, 4))
 
 
 # --- control flow and batching inside a body ------------------------------------------------------
@@ -1057,12 +1044,7 @@ def cond_in_body(shared):
         y = lax.cond(x.sum() > 0, lambda x: jnp.sin(x @ w), lambda x: jnp.cos(x) * 2, x)
         return lax.switch(jnp.int32(y[0] > 0), [lambda y: y + x, lambda y: y - x], y)
 
-    def net(x, ws):
-        for w in ws:
-            x = branch(x, w)
-        return x
-
-    return net, (normal(7, 3), [normal(i, 3, 3) for i in range(5)])
+    return each_on(branch), (normal(7, 3), [normal(i, 3, 3) for i in range(5)])
 
 
 @program(uses={"batched": 4})
@@ -1071,12 +1053,7 @@ def vmap_in_body(shared):
     def batched(w, x):
         return jax.vmap(lambda row: row + jnp.tanh(row @ w).sum() * row)(x)
 
-    def net(ws, x):
-        for w in ws:
-            x = batched(w, x)
-        return x
-
-    return net, ([normal(i, 3, 3) for i in range(4)], normal(7, 2, 3))
+    return in_turn(batched), ([normal(i, 3, 3) for i in range(4)], normal(7, 2, 3))
 
 
 @program(uses={"block": (2, 2)}, core=True)
@@ -1162,12 +1139,7 @@ def eigh_and_svd(shared):
         root = (vectors * jnp.sqrt(values)) @ vectors.T
         return root @ x + singular
 
-    def net(mats, x):
-        for a in mats:
-            x = spectrum(a, x)
-        return x
-
-    return net, ([spd(i) for i in range(4)], normal(7, 3))
+    return in_turn(spectrum), ([spd(i) for i in range(4)], normal(7, 3))
 
 
 @program(uses={"solve_cg": 4})
@@ -1195,12 +1167,7 @@ def debug_print_in_body(shared):
         jax.debug.print("total {t:.3f}", t=lax.stop_gradient(y).sum())
         return y
 
-    def net(ws, x):
-        for w in ws:
-            x = noisy(w, x)
-        return x
-
-    return net, ([normal(i, 3, 3) for i in range(4)], normal(7, 3))
+    return in_turn(noisy), ([normal(i, 3, 3) for i in range(4)], normal(7, 3))
 
 
 def host_sum(x: np.ndarray) -> np.ndarray:
@@ -1219,12 +1186,7 @@ def ordered_callback_in_body(shared):
         s = io_callback(host_sum, total, lax.stop_gradient(y), ordered=True)
         return y + s
 
-    def net(ws, x):
-        for w in ws:
-            x = record(w, x)
-        return x
-
-    return net, ([normal(i, 3, 3) for i in range(4)], normal(7, 3))
+    return in_turn(record), ([normal(i, 3, 3) for i in range(4)], normal(7, 3))
 
 
 @program(uses={"host": 4}, kept=False)
@@ -1237,12 +1199,7 @@ def pure_callback_in_body(shared):
         s = jax.pure_callback(host_sum, total, lax.stop_gradient(y), vmap_method="sequential")
         return y + s
 
-    def net(ws, x):
-        for w in ws:
-            x = host(w, x)
-        return x
-
-    return net, ([normal(i, 3, 3) for i in range(4)], normal(7, 3))
+    return in_turn(host), ([normal(i, 3, 3) for i in range(4)], normal(7, 3))
 
 
 @program(uses={"block": 4})
