@@ -78,12 +78,12 @@ class _Restructurer:
         if eqn.primitive is _jax.jit_p:
             self._call(eqn, block)
         elif eqn.primitive in _jax.SUBPROGRAMS:
-            block.append(self._with_rebuilt_parameters(eqn))
-            block.changed |= block.equations[-1].params is not eqn.params
+            self._append_rebuilt(eqn, block)
         else:
             block.append(eqn)
 
-    def _with_rebuilt_parameters(self, eqn: Any) -> Any:
+    def _append_rebuilt(self, eqn: Any, block: _Block) -> None:
+        """The equation as it is, but for what is nested in it."""
         changes: dict[str, Any] = {}
         for name in _jax.SUBPROGRAMS[eqn.primitive]:
             value = eqn.params[name]
@@ -95,17 +95,21 @@ class _Restructurer:
                 same = new is value
             if not same:
                 changes[name] = new
-        return eqn.replace(params={**eqn.params, **changes}) if changes else eqn
+        block.append(eqn.replace(params={**eqn.params, **changes}) if changes else eqn)
+        block.changed |= bool(changes)
 
     def _call(self, eqn: Any, block: _Block) -> None:
+        # The census judged the first call of each body, and a policy may be the user's: each call
+        # says for itself whether it can be what the plan asks for.
         body = eqn.params["jaxpr"]
         digest = fingerprint(body).digest
         structure = self._structure(eqn, digest)
-        if structure is Structure.INLINE and _can_splice(eqn):
+        if _jax.has_options(eqn):
+            self._append_rebuilt(eqn, block)
+        elif structure is Structure.INLINE and _can_splice(body):
             block.splice(eqn, self.jaxpr(body))
-        elif _jax.has_options(eqn) or _jax.opened(body).effects:
-            block.append(self._with_rebuilt_parameters(eqn))
-            block.changed |= block.equations[-1].params is not eqn.params
+        elif _jax.opened(body).effects:
+            self._append_rebuilt(eqn, block)
         elif structure is Structure.SHARED:
             self._kept_call(eqn, digest, block)
         else:
@@ -202,9 +206,8 @@ def _fresh(var: Any, local: dict[Any, Any]) -> Any:
     return new
 
 
-def _can_splice(eqn: Any) -> bool:
-    body = eqn.params["jaxpr"]
-    return not (_jax.has_options(eqn) or _jax.has_input_effects(body) or _jax.consts(body))
+def _can_splice(body: _jax.AnyJaxpr) -> bool:
+    return not (_jax.has_input_effects(body) or _jax.consts(body))
 
 
 def restructured_calls(jaxpr: _jax.AnyJaxpr) -> Mapping[str, int]:
