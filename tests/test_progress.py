@@ -47,7 +47,7 @@ def test_seconds_between_compilations_do_not_count(reuse):
 
 def test_program_that_has_compiled_or_is_gone_is_watched_no_more(reuse):
     one = watched(reuse)
-    reuse.phases.compile_s = 1.0
+    reuse.phases.add(compile_s=1.0)
     assert one.look(1.0, True) == (False, "")
     fun = jitscope.outermost_jit(lambda x: jnp.sin(x))
     fun.trace(1.0)

@@ -123,7 +123,7 @@ def _of_jitted(fun: Any, args: tuple, kwargs: dict[str, Any]) -> _Both:
     """Through the trace that ``jax.jit`` makes, since its options cannot be read."""
     start = time.perf_counter()
     traced = fun.trace(*args, **kwargs)
-    phases = Phases(trace_s=time.perf_counter() - start)
+    phases = Phases(Seconds(trace_s=time.perf_counter() - start))
     name = getattr(fun, "__name__", "fun")
     program = Program(name, _jax.without_hijax(traced.jaxpr), traced.out_tree)
     structurer = OutermostJit(getattr(fun, "__wrapped__", fun), Policy(), {})

@@ -59,7 +59,7 @@ class _Watched:
     def look(self, now_s: float, is_compiling: bool) -> tuple[bool, str]:
         """Whether to go on watching, and what to print."""
         reuse = self.reuse()
-        if reuse is None or reuse.phases.compile_s:
+        if reuse is None or reuse.phases.seconds.compile_s:
             return False, ""
         if not is_compiling:
             self.since_s = None

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 
 import jax
 
+from .reuse_report import Seconds
+
 _EVENTS = {
     "/jax/core/compile/jaxpr_trace_duration": ("trace_s", "{}"),
     "/jax/core/compile/jaxpr_to_mlir_module_duration": ("lower_s", "jit({})"),
@@ -26,19 +28,17 @@ _threads = threading.local()
 
 @dataclasses.dataclass
 class Phases:
-    """Seconds spent on a program so far; a phase that did not happen has 0.
+    """Seconds spent on a program so far.
 
     Attributes:
-      trace_s: tracing, structuring included.
-      structure_s: structuring alone.
-      lower_s: lowering to StableHLO.
-      compile_s: XLA, or reading the persistent compilation cache.
+      seconds: of each phase.
     """
 
-    trace_s: float = 0.0
-    structure_s: float = 0.0
-    lower_s: float = 0.0
-    compile_s: float = 0.0
+    seconds: Seconds = Seconds()
+
+    def add(self, **seconds: float) -> None:
+        """Adds to phases of `Seconds`, by name."""
+        self.seconds += Seconds(**seconds)
 
     @contextmanager
     def structuring(self) -> Iterator[None]:
@@ -47,7 +47,7 @@ class Phases:
         try:
             yield
         finally:
-            self.structure_s += time.perf_counter() - start
+            self.add(structure_s=time.perf_counter() - start)
 
 
 def claim_phases(name: str) -> Phases:
@@ -69,4 +69,4 @@ def _on_event(event: str, duration_secs: float, **details: object) -> None:
     claim = vars(_threads).get("claims", {}).get((event, details.get("fun_name")))
     if claim is not None:
         phases, field = claim
-        setattr(phases, field, getattr(phases, field) + duration_secs)
+        phases.add(**{field: duration_secs})

@@ -13,7 +13,7 @@ from .evidence import Evidence
 from .near_misses import Candidate, Statics, near_misses
 from .phases import Phases
 from .retraces import static_values
-from .reuse_report import BodyReport, NearMiss, ProgramReport, ReuseReport, Seconds
+from .reuse_report import BodyReport, NearMiss, ProgramReport, ReuseReport
 
 _COMPILED_ONCE = (Structure.SHARED, Structure.STAGED)
 
@@ -83,7 +83,7 @@ def program_report(reuse: Reuse, details: bool, statics: Statics | None = None) 
         n_compiled=evidence.n_compiled if evidence else census.n_equations - n_repeated,
         n_bodies_before=evidence.n_bodies_before if evidence else len(census.bodies),
         n_bodies_after=evidence.n_bodies_after if evidence else len(census.bodies),
-        seconds=Seconds(**dataclasses.asdict(reuse.phases)),
+        seconds=reuse.phases.seconds,
         bodies=tuple(_body_report(reuse, body, details, missed) for body in census.bodies),
         lines=evidence.lines() if evidence and details else (),
     )

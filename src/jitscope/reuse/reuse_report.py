@@ -16,7 +16,7 @@ class Seconds:
 
     Attributes:
       trace_s: tracing, structuring included.
-      structure_s: jitscope's own part of it.
+      structure_s: structuring alone.
       lower_s: lowering to StableHLO.
       compile_s: XLA, or reading the persistent compilation cache.
     """

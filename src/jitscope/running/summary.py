@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ..reuse.phases import Phases
 from ..reuse.records import Register
 from ..reuse.reuse import Reuse
-from ..reuse.reuse_report import ProgramReport
+from ..reuse.reuse_report import ProgramReport, Seconds
 
 _SHOWN = 20
 """Programs shown one by one."""
@@ -18,14 +17,14 @@ def summary(register: Register, *, observed: bool) -> str:
       register: filled while the script ran.
       observed: programs were compiled as ``jax.jit`` compiles them.
     """
-    programs = sorted(register.programs, key=lambda reuse: -_total_s(reuse.phases))
+    programs = sorted(register.programs, key=lambda reuse: -reuse.phases.seconds.cold_s)
     parts = ["\n".join(_totals(register, observed))]
     parts += [str(reuse) for reuse in programs[:_SHOWN]]
     rest = programs[_SHOWN:]
     if rest:
         parts.append(
             f"and {_count(len(rest), 'program')} more, "
-            f"{sum(_total_s(reuse.phases) for reuse in rest):.2f} s"
+            f"{sum(reuse.phases.seconds.cold_s for reuse in rest):.2f} s"
         )
     return "\n\n".join(parts) + "\n"
 
@@ -50,15 +49,15 @@ def _totals(register: Register, observed: bool) -> list[str]:
 
 
 def _seconds(register: Register) -> str:
-    trace, structure, lower, compile_ = (
-        sum(getattr(reuse.phases, field) for reuse in register.programs)
-        for field in ("trace_s", "structure_s", "lower_s", "compile_s")
-    )
+    ours = sum((reuse.phases.seconds for reuse in register.programs), Seconds())
     # What JAX lowers and compiles besides: single operations, functions jitted by libraries.
-    other = max(0.0, register.lower_s - lower) + max(0.0, register.compile_s - compile_)
+    other = max(0.0, register.lower_s - ours.lower_s) + max(
+        0.0, register.compile_s - ours.compile_s
+    )
     return (
-        f"trace {trace:.2f} s (structuring {structure:.2f} s), lower {lower:.2f} s, compile "
-        f"{compile_:.2f} s; lowering and compiling anything else {other:.2f} s"
+        f"trace {ours.trace_s:.2f} s (structuring {ours.structure_s:.2f} s), "
+        f"lower {ours.lower_s:.2f} s, compile {ours.compile_s:.2f} s; "
+        f"lowering and compiling anything else {other:.2f} s"
     )
 
 
@@ -85,10 +84,6 @@ def _n_repeated(reuse: Reuse) -> int:
 
 def _plain(reuse: Reuse) -> ProgramReport:
     return reuse.report(details=False).programs[0]
-
-
-def _total_s(phases: Phases) -> float:
-    return phases.trace_s + phases.lower_s + phases.compile_s
 
 
 def _percent(part: int, whole: int) -> str:

@@ -147,7 +147,7 @@ class Executables:
                         for aval in avals
                     )
                 )
-            self._phases.lower_s += time.perf_counter() - start
+            self._phases.add(lower_s=time.perf_counter() - start)
             yield key, lowered
 
     def _compiled(self, lowered: Iterator[tuple[Key, Any]]) -> dict[Key, Any]:
@@ -156,12 +156,12 @@ class Executables:
         # script under `python -m jitscope run` may still import JAX in a thread.
         from concurrent.futures import ThreadPoolExecutor
 
-        start, lower_s = time.perf_counter(), self._phases.lower_s
+        start, lower_s = time.perf_counter(), self._phases.seconds.lower_s
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             waiting = {key: pool.submit(self._compile, key, one) for key, one in lowered}
             compiled = {key: one.result() for key, one in waiting.items()}
-        lowering_s = self._phases.lower_s - lower_s
-        self._phases.compile_s += time.perf_counter() - start - lowering_s
+        lowering_s = self._phases.seconds.lower_s - lower_s
+        self._phases.add(compile_s=time.perf_counter() - start - lowering_s)
         return compiled
 
     def _compile(self, key: Key, lowered: Any) -> Any:
