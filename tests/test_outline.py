@@ -193,6 +193,18 @@ def test_constants_that_differ_become_operands_and_equal_ones_stay_inside():
     assert [float(v) for v in literals] == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
+def test_chain_of_steps_with_constants_is_cut_where_the_constants_repeat():
+    def fun(x):
+        for _ in range(6):
+            for i in range(35):
+                x = x * 0.5 + 0.25 * (i + 1)
+        return x
+
+    program = outlined(fun, jnp.float32(0.5))
+    assert found(program) == [("fun", 6, 70)]
+    assert {len(call.invars) for call in calls(program)} == {1}
+
+
 @pytest.mark.parametrize(("first", "second"), [(0.0, -0.0), (1.0, -1.0)])
 def test_literals_are_told_apart_by_sign(first, second):
     def fun(x):

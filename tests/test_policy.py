@@ -65,6 +65,7 @@ def test_every_body_is_decided():
         ({"n_uses": 4, "n_equations": 50}, "150 equations, they pay from 1100"),
         ({"n_heavy": 0, "n_equations": 16}, "176 equations, they pay from 180"),
         ({"n_heavy": 0, "n_chained": 5}, "do not feed each other"),
+        ({"n_heavy": 0, "n_boundary": 51}, "51 values cross each call: such calls pay from 204"),
     ],
 )
 def test_body_stays_nested_when(fields, reason):
@@ -77,6 +78,8 @@ def test_body_stays_nested_when(fields, reason):
     "fields",
     [
         {"n_uses": 4, "n_equations": 367},
+        {"n_heavy": 0, "n_boundary": 50},
+        {"n_heavy": 1, "n_boundary": 51},
         {"n_equations": 100},
         {"n_heavy": 0, "n_equations": 17},
         {"n_heavy": 0, "n_chained": 6},

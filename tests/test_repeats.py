@@ -132,6 +132,28 @@ def test_short_period_is_stretched_to_whole_periods():
     assert (length, starts) == (16, tuple(range(0, 256, 16)))
 
 
+@pytest.mark.parametrize(
+    ("details", "length"),
+    [
+        ([0] * 256, 16),  # all alike: as long as asked for
+        ([i % 40 for i in range(256)], 40),  # longer, so that the details are alike too
+        ([i % 8 for i in range(256)], 16),  # several exact periods make one that is long enough
+        (list(range(256)), 16),  # nothing exact: as if there were no details
+        ([i % 100 for i in range(256)], 16),  # exact, but used twice only
+    ],
+)
+def test_short_periods_are_put_together_so_that_details_repeat(details, length):
+    tokens = [0, 1] * 128
+    ((found_length, starts),) = found(
+        tokens,
+        min_length=6,
+        cut_cost=lambda period: np.ones(len(tokens) + 1),
+        stretch=lambda start, period: 15,
+        details=lambda: np.asarray(details),
+    )
+    assert (found_length, starts) == (length, tuple(range(0, 256 // length * length, length)))
+
+
 def test_short_period_that_is_no_chain_is_left_alone():
     assert found([0, 1] * 128, min_length=6, stretch=lambda start, period: 16) == []
 

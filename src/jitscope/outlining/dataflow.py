@@ -111,6 +111,17 @@ class Flow:
         np.add.at(steps, until[crossing] + 1, -self._weights[crossing])
         return np.maximum(np.cumsum(steps).round(6), 0.0)
 
+    def with_literals(self, numbers: Sequence[int]) -> np.ndarray:
+        """One integer per equation: equal where its number and its literal operands are."""
+        literals = np.where(self._is_literal, self._values, -1)
+        known: dict[tuple[int, bytes], int] = {}
+        return np.asarray(
+            [
+                known.setdefault((number, literals[self._operands(i, 1)].tobytes()), len(known))
+                for i, number in enumerate(numbers)
+            ]
+        )
+
     def interfaces(self, length: int, starts: Sequence[int]) -> list[Interface]:
         """Classes of runs of equal tokens; runs that are like no other are left out."""
         by_shape: dict[bytes, list[int]] = {}

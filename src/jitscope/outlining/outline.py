@@ -16,6 +16,7 @@ are, outside every body.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -156,7 +157,14 @@ class _Outliner:
 
         take_repeats(
             numbers,
-            Preferences(_MIN_EQUATIONS, weights.worth, flow.cut_cost, weights.stretch, accept),
+            Preferences(
+                _MIN_EQUATIONS,
+                weights.worth,
+                flow.cut_cost,
+                weights.stretch,
+                functools.cache(lambda: flow.with_literals(numbers)),
+                accept,
+            ),
         )
         found = found or _single_equations(kinds, numbers, flow)
         return [_Class(interface, _name(line.eqns, interface)) for interface in found]

@@ -24,7 +24,9 @@ from .suffixes import SuffixIndex
 _LOOKS = (256, 8)  # repeats looked at: so many, and one more for every so many integers
 _INTEGERS = 512  # integers that cost as much to look at as a repeat does by itself
 _PERIODS = 256  # distinct periods looked at, each of which costs passes over the sequence
-_STRETCHED_USES = 8  # fewest occurrences for which short periods are put together
+_STRETCHED_USES = 8  # fewest occurrences for which short periods are put together,
+_EXACT_USES = 4  # and where the longer ones are then equal in all details
+_EXACT_PERIODS = 64  # numbers of periods tried for that
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Preferences:
       cut_cost: period to the cost of cutting before each position of the sequence.
       stretch: start and period to the least length of a repeat made of whole periods; used
         where a period is shorter and its cuts cost something, so that it is one long chain.
+      details: one integer per token of the sequence, equal where the tokens are equal in details
+        too (the values of literals) that would otherwise have to be passed to each occurrence.
       accept: a repeat to those that are taken instead: all of it, parts, or nothing.
     """
 
@@ -57,6 +61,7 @@ class Preferences:
     worth: Callable[[int, int, int], float] = lambda start, length, n_uses: 1.0
     cut_cost: Callable[[int], np.ndarray | None] = lambda period: None
     stretch: Callable[[int, int], int] = lambda start, period: 1
+    details: Callable[[], np.ndarray] | None = None
     accept: Callable[[Repeat], list[Repeat]] = _taken_whole
 
 
@@ -236,13 +241,26 @@ class _Search:
         least = self._preferences.stretch(int(starts[0]), period)
         if period >= least:
             return period, starts
-        n_periods = -(-max(least, math.isqrt(period * len(starts))) // period)
+        unit = self._exact_periods(starts, period)
+        wanted = max(least, math.isqrt(period * len(starts)))
+        n_periods = (unit or 1) * -(-wanted // (period * (unit or 1)))
         runs = np.split(starts, np.flatnonzero(np.diff(starts) != period) + 1)
         kept = [run[: len(run) // n_periods * n_periods : n_periods] for run in runs]
         stretched = np.concatenate(kept)
-        if len(stretched) < _STRETCHED_USES:
+        if len(stretched) < (_EXACT_USES if unit else _STRETCHED_USES):
             return period, starts
         return n_periods * period, stretched
+
+    def _exact_periods(self, starts: np.ndarray, period: int) -> int:
+        """After how many periods the details repeat, often enough; 0 where they do not."""
+        if self._preferences.details is None:
+            return 1
+        periods = self._preferences.details()[starts[:, None] + np.arange(period)]
+        _, kind = np.unique(periods, axis=0, return_inverse=True)
+        kind = kind.ravel()
+        repeated = np.flatnonzero(kind == kind[0])[1 : 1 + _EXACT_PERIODS]
+        repeated = repeated[repeated * _EXACT_USES <= len(starts)]
+        return next((n for n in repeated.tolist() if np.array_equal(kind[n:], kind[:-n])), 0)
 
     def _gain(self, starts: np.ndarray, length: int, cost: float) -> float:
         if len(starts) < 2:

@@ -48,6 +48,7 @@ class Body:
       outlined: found in the program rather than written as a subroutine.
       calls: digests of the bodies it calls, with the number of call sites in it.
       n_chained: uses that take a result of another use.
+      n_boundary: operands and results of one call.
     """
 
     fingerprint: Fingerprint
@@ -65,6 +66,7 @@ class Body:
     outlined: bool = False
     calls: tuple[tuple[str, int], ...] = ()
     n_chained: int = 0
+    n_boundary: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,6 +232,7 @@ class _Counter:
             obstacle=_obstacle(site),
             outlined=is_outlined(name),
             calls=self.calls(self._callees[digest]),
+            n_boundary=len(open_.constvars) + len(open_.invars) + len(open_.outvars),
             **counts,
         )
 

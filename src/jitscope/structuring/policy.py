@@ -82,6 +82,10 @@ class Policy:
       min_saved_light: equations to be saved by a body without matrix product, convolution,
         loop or library call. XLA:CPU, element-wise chains of 12, 48, 96 equations: cold
         0.73x, 0.78x, 1.4x with 4 uses and 1.5x, 3.2x, 5.4x with 16.
+      min_equations_per_value: equations of such a body for each operand and result. What crosses
+        a kept call is not fused: with 2 equations for each, element-wise chains run up to 4 times
+        as long, and the adjoint of an ODE step (112 equations, 65 values) 1.09 times; with 6 they
+        run no longer.
       min_saved: equations to be saved by all other bodies of the program together. XLA:CPU,
         transformer blocks, forward only, where XLA compiles like kernels once anyway: cold
         0.88x, 0.96x, 1.2x with 8, 16, 24 layers (672, 1440, 2208 equations).
@@ -93,6 +97,7 @@ class Policy:
     min_uses: int = 4
     min_equations: int = 12
     min_saved_light: int = 180
+    min_equations_per_value: int = 4
     min_saved: int = 1100
     min_saved_gradient: int = 400
 
@@ -172,6 +177,13 @@ class Policy:
             # XLA fuses a chain into one kernel that grows; the rest it compiles one by one.
             # Kept, AdamW over 400 leaves of 64 elements compiles 1.3x faster, runs 1.06x as long.
             return Decision(Structure.NESTED, "element-wise, and its calls do not feed each other")
+        needed_equations = self.min_equations_per_value * body.n_boundary
+        if not body.n_heavy and body.n_equations < needed_equations:
+            return Decision(
+                Structure.NESTED,
+                f"element-wise, and {body.n_boundary} values cross each call: such calls pay from "
+                f"{needed_equations} equations",
+            )
         saved, needed = heavy if body.n_heavy else (_saved(body, n_uses), self.min_saved_light)
         if saved >= needed:
             return None
