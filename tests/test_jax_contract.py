@@ -468,10 +468,15 @@ def test_emit_handles_refs():
 
 def test_top_level_is_known():
     seen = []
-    jax.jit(lambda x: seen.append(_jax.at_top_level()))(X)
-    jax.vmap(lambda x: seen.append(_jax.at_top_level()))(X)
+
+    def look(x):
+        seen.append(_jax.at_top_level() or _jax.TRACE_CONTEXT.trace is _jax.NO_TRACE)
+
+    jax.jit(look)(X)
+    jax.vmap(look)(X)
     assert seen == [False, False]
     assert _jax.at_top_level()
+    assert _jax.TRACE_CONTEXT.trace is _jax.NO_TRACE
 
 
 def test_functions_are_named_as_jit_names_them():

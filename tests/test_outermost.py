@@ -797,3 +797,22 @@ def test_donated_and_fresh_arguments_in_a_loop():
     for _ in range(3):
         state, expected = step(state, X), plain(expected, X)
     assert_same(state, expected)
+
+
+def test_outermost_function_of_constants_is_compiled_on_its_own_while_another_is_traced():
+    @jitscope.outermost_jit
+    def table(n):
+        for _ in range(6):
+            n = jnp.sin(n) * 2 + jnp.cos(n)
+        return n
+
+    @jitscope.outermost_jit
+    def outer(x):
+        with jax.ensure_compile_time_eval():
+            constants = table(jnp.ones(3))
+            assert not isinstance(constants, jax.core.Tracer)
+        return x * constants
+
+    np.testing.assert_allclose(outer(jnp.full(3, 2.0)), 2 * table(jnp.ones(3)), rtol=1e-6)
+    assert table.reuse().census.program == "table"
+    assert outer.reuse().census.program == "outer"

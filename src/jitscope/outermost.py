@@ -43,7 +43,7 @@ class _Active(threading.local):
 
 
 _active = _Active()
-_at_top_level = _jax.at_top_level
+_context, _NO_TRACE = _jax.TRACE_CONTEXT, _jax.NO_TRACE
 _JIT_OPTIONS = frozenset(inspect.signature(jax.jit).parameters) - {"fun"}
 
 
@@ -77,9 +77,9 @@ class OutermostJit:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # `_chosen` spelled out: dispatch may cost 0.5 us more than jax.jit's.
-        if is_disabled() or _active.depth or not _at_top_level():
-            return self._plain(*args, **kwargs)
-        return self._jitted(*args, **kwargs)
+        if (_context.trace is _NO_TRACE or _jax.at_top_level()) and not is_disabled():
+            return self._jitted(*args, **kwargs)
+        return self._plain(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else _BoundOutermostJit(self, instance)
@@ -91,7 +91,7 @@ class OutermostJit:
     def _chosen(self) -> Any:
         # Under a trace of another's (`checkify`, `sparsify`, `jet`, `vmap`) the program is read
         # by rules for the primitives of JAX, to which ours is unknown.
-        plain = is_disabled() or _active.depth or not _at_top_level()
+        plain = is_disabled() or not _jax.at_top_level()
         return self._plain if plain else self._jitted
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:

@@ -73,6 +73,8 @@ from .source import (
 from .tracing import (
     Boundary as Boundary,
     Tracer as Tracer,
+    NO_TRACE as NO_TRACE,
+    TRACE_CONTEXT as TRACE_CONTEXT,
     at_top_level as at_top_level,
     call_traced as call_traced,
     closed_over_by as closed_over_by,

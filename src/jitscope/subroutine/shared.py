@@ -28,7 +28,7 @@ from .keys import ByIdentity, Keys
 from .signature import Binder
 from .static import array_types, is_leaf, unwrapped
 
-_at_top_level = _jax.at_top_level
+_context, _NO_TRACE = _jax.TRACE_CONTEXT, _jax.NO_TRACE
 _FIXED = (int, float, bool, complex, str, bytes, type(None))  # compared by `is` on dispatch
 _MAX_TRACED_CORES = 4
 
@@ -93,7 +93,7 @@ class SharedSubroutine:
         if (
             len(args) == self._n_plain
             and not kwargs
-            and _at_top_level()
+            and _context.trace is _NO_TRACE
             and not is_disabled()
             and (
                 array_types.issuperset(map(type, args))
@@ -141,7 +141,7 @@ class SharedSubroutine:
         return self._fun(*args, **kwargs)
 
     def _call_core(self, core: Core, args: tuple, kwargs: dict[str, Any], keys: Keys) -> Any:
-        if _at_top_level():
+        if _jax.at_top_level():
             frame = Frame(core, self._fun, None)
             out = core.call(args, kwargs, frame)
         else:
