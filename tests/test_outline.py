@@ -205,6 +205,62 @@ def test_chain_of_steps_with_constants_is_cut_where_the_constants_repeat():
     assert {len(call.invars) for call in calls(program)} == {1}
 
 
+def products(jaxpr):
+    """Matrix products with every call spelled out."""
+    return sum(
+        (eqn.primitive is lax.dot_general_p) + sum(map(products, _jax.sub_jaxprs(eqn)))
+        for eqn in _jax.equations(jaxpr)
+    )
+
+
+def leapfrog(force, steps=8):
+    def fun(x, v, w):
+        for _ in range(steps):
+            v = v + 0.1 * force(x, w)
+            x = x + 0.2 * v
+            v = v + 0.1 * force(x, w)
+        return x, v
+
+    return fun
+
+
+def force(x, w):
+    return -jnp.tanh(jnp.sin(x @ w) + jnp.cos(x))
+
+
+def test_product_that_two_steps_share_is_made_once():
+    # The last force of each step is the first of the next: 9 for 8 steps.
+    program = outlined(leapfrog(force), *arrays(4, 4, n=3))
+    assert products(program.jaxpr) == 9
+    assert sum(uses for _, uses, _ in found(program)) >= 7
+
+
+@pytest.mark.parametrize(
+    "guard",
+    [
+        jax.checkpoint,
+        lambda f: lambda x, w: f(lax.optimization_barrier(x), w),
+        lambda f: (
+            lambda x, w: f(
+                jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct(x.shape, x.dtype), x), w
+            )
+        ),
+    ],
+    ids=["checkpoint", "barrier", "callback"],
+)
+def test_product_that_is_made_again_on_purpose_stays(guard):
+    program = captured(leapfrog(guard(force)), *arrays(4, 4, n=3))
+    assert products(program.jaxpr) == products(outline(program).jaxpr) == 16
+
+
+def test_program_without_repeats_keeps_work_done_twice():
+    def fun(x, w):
+        return force(x, w) * force(x, w)
+
+    program = captured(fun, *arrays(4, 4, n=2))
+    assert outline(program) is program
+
+
 @pytest.mark.parametrize(("first", "second"), [(0.0, -0.0), (1.0, -1.0)])
 def test_literals_are_told_apart_by_sign(first, second):
     def fun(x):

@@ -62,6 +62,7 @@ def test_every_body_is_decided():
         ({"obstacle": "it has side effects"}, "it has side effects"),
         ({"obstacle": "it has side effects", "n_uses": 1}, "it has side effects"),
         ({"obstacle": "it has side effects", "forced": "shared"}, "it has side effects"),
+        ({"n_heavy": 34}, "200 equations, a kept call pays from 204"),
         ({"n_uses": 4, "n_equations": 50}, "150 equations, they pay from 1100"),
         ({"n_heavy": 0, "n_equations": 16}, "176 equations, they pay from 180"),
         ({"n_heavy": 0, "n_chained": 5}, "do not feed each other"),

@@ -50,6 +50,7 @@ from .primitives import (
     DERIVATIVE_ONLY as DERIVATIVE_ONLY,
     HEAVY as HEAVY,
     NAME_ONLY as NAME_ONLY,
+    PURE as PURE,
     SUBPROGRAMS as SUBPROGRAMS,
     jit_p as jit_p,
     prng_name as prng_name,
@@ -71,10 +72,10 @@ from .source import (
     wraps as wraps,
 )
 from .tracing import (
-    Boundary as Boundary,
-    Tracer as Tracer,
     NO_TRACE as NO_TRACE,
     TRACE_CONTEXT as TRACE_CONTEXT,
+    Boundary as Boundary,
+    Tracer as Tracer,
     at_top_level as at_top_level,
     call_traced as call_traced,
     closed_over_by as closed_over_by,

@@ -56,6 +56,22 @@ HEAVY: frozenset[Primitive] = frozenset(
 )
 """Equations that XLA compiles on their own, whatever surrounds them."""
 
+PURE: frozenset[Primitive] = frozenset(
+    value for value in vars(primitives).values() if isinstance(value, Primitive)
+) - {
+    primitives.after_all_p,
+    primitives.call_p,
+    primitives.closed_call_p,
+    primitives.create_token_p,
+    primitives.custom_lin_p,
+    primitives.empty2_p,
+    primitives.linear_solve_p,
+    primitives.remat_p,  # makes values again on purpose
+    primitives.rng_uniform_p,  # another number each time
+}
+"""Equations that, without effects, give equal results for equal operands, if all that is nested in
+them does so too. Barriers and callbacks are not among JAX's public primitives."""
+
 CONTEXT_PARTS = (
     "compute_type",
     "threefry_partitionable",

@@ -36,6 +36,7 @@ class Kind:
       heavy: whether XLA compiles it, or something in it, on its own.
       n_nested: equations in the jaxprs of a loop, remat, call or the like.
       is_call: it is a call already.
+      pure: equal operands give equal results.
     """
 
     number: int
@@ -43,6 +44,7 @@ class Kind:
     heavy: bool
     n_nested: int
     is_call: bool
+    pure: bool
 
     @property
     def is_large(self) -> bool:
@@ -69,6 +71,7 @@ class Kinds:
                     _is_heavy(eqn),
                     _n_nested(eqn),
                     eqn.primitive is _jax.jit_p,
+                    not token.is_local and _is_pure(eqn),
                 )
             found.append(kind)
         return found
@@ -116,6 +119,12 @@ def _n_nested(eqn: Any) -> int:
     if eqn.primitive not in _jax.SUBPROGRAMS:
         return 0
     return sum(len(_jax.equations(sub)) for sub in _jax.sub_jaxprs(eqn))
+
+
+def _is_pure(eqn: Any) -> bool:
+    return eqn.primitive in _jax.PURE and all(
+        _is_pure(inner) for sub in _jax.sub_jaxprs(eqn) for inner in _jax.equations(sub)
+    )
 
 
 def _is_heavy(eqn: Any) -> bool:

@@ -27,6 +27,7 @@ from ..ir.program import Program
 from ..names import OutlinedName
 from .cut import Cut, cut
 from .dataflow import Flow, Interface
+from .duplicates import merged
 from .kinds import Kind, Kinds, Weights, is_marked
 from .repeats import Preferences, Repeat, take_repeats
 
@@ -88,10 +89,23 @@ class _Outliner:
         outvars = _jax.opened(jaxpr).outvars
         if len(eqns) > 1:
             line = _Line(eqns, [equation_token(eqn) for eqn in eqns])
-            eqns = self._searched(line, outvars, []).eqns
-        if len(eqns) == len(before) and all(map(_is, eqns, before)):
+            rounds: _Rounds = []
+            single, new_outvars = self._without_duplicates(line, outvars)
+            single = self._searched(single, new_outvars, rounds)
+            if rounds:
+                return _jax.rebuilt(jaxpr, eqns=list(single.eqns), outvars=list(new_outvars))
+        if all(map(_is, eqns, before)):
             return jaxpr
-        return _jax.rebuilt(jaxpr, eqns=list(eqns))
+        return _jax.rebuilt(jaxpr, eqns=eqns)
+
+    def _without_duplicates(
+        self, line: _Line, outvars: Sequence[Any]
+    ) -> tuple[_Line, Sequence[Any]]:
+        kinds = self._kinds.of(line.eqns, line.tokens)
+        eqns, outvars = merged(line.eqns, line.tokens, kinds, outvars)
+        if eqns is line.eqns:
+            return line, outvars
+        return _Line(eqns, [equation_token(eqn) for eqn in eqns]), outvars
 
     def _with_outlined_parameters(self, eqn: Any) -> Any:
         changes: dict[str, Any] = {}

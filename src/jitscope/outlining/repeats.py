@@ -247,7 +247,7 @@ class _Search:
         runs = np.split(starts, np.flatnonzero(np.diff(starts) != period) + 1)
         kept = [run[: len(run) // n_periods * n_periods : n_periods] for run in runs]
         stretched = np.concatenate(kept)
-        if len(stretched) < (_EXACT_USES if unit else _STRETCHED_USES):
+        if len(stretched) < (_EXACT_USES if unit > 1 else _STRETCHED_USES):
             return period, starts
         return n_periods * period, stretched
 
