@@ -85,7 +85,7 @@ def test_body_stays_nested_when(fields, reason):
         {"n_heavy": 0, "n_equations": 17},
         {"n_heavy": 0, "n_chained": 6},
         {"n_chained": 0},
-        {"n_uses": 100, "n_equations": 18, "n_paths": 100},
+        {"n_uses": 100, "n_equations": 18, "n_paths": 100, "n_heavy": 3},
     ],
 )
 def test_body_is_shared_from_the_threshold_on(fields):
