@@ -118,7 +118,14 @@ def _n_nested(eqn: Any) -> int:
     return sum(len(_jax.equations(sub)) for sub in _jax.sub_jaxprs(eqn))
 
 
-def _is_heavy(eqn: Any) -> bool:
-    return eqn.primitive in _jax.HEAVY or any(
-        _is_heavy(inner) for sub in _jax.sub_jaxprs(eqn) for inner in _jax.equations(sub)
-    )
+def _is_heavy(eqn: Any, seen: set[int] | None = None) -> bool:
+    """Whether there is a heavy equation in it, at any depth; each jaxpr is looked at once."""
+    if eqn.primitive in _jax.HEAVY:
+        return True
+    seen = set() if seen is None else seen
+    for sub in _jax.sub_jaxprs(eqn):
+        if id(sub) not in seen:
+            seen.add(id(sub))
+            if any(_is_heavy(inner, seen) for inner in _jax.equations(sub)):
+                return True
+    return False
