@@ -158,8 +158,13 @@ def test_names_places_and_times_do_not_matter():
 
 
 def test_thresholds_can_be_set():
-    small = body(n_uses=2, n_equations=3)
-    all_of_them = Policy(min_uses=2, min_equations=1, min_saved=1, min_saved_light=1)
+    small = body(n_uses=2, n_equations=3, n_heavy=2)
+    all_of_them = Policy(
+        min_uses=2,
+        min_equations=1,
+        min_equations_per_product=1,
+        min_saved=1,
+    )
     assert structure(small, policy=all_of_them) == [Structure.SHARED]
 
 

@@ -7,7 +7,7 @@ taken before one that it will decline and put back in line.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -122,12 +122,18 @@ def _n_nested(eqn: Any) -> int:
 
 
 def _is_pure(eqn: Any) -> bool:
-    return eqn.primitive in _jax.PURE and all(
-        _is_pure(inner) for sub in _jax.sub_jaxprs(eqn) for inner in _jax.equations(sub)
-    )
+    return all(each.primitive in _jax.PURE for each in _with_nested(eqn, set()))
 
 
 def _is_heavy(eqn: Any) -> bool:
-    return eqn.primitive in _jax.HEAVY or any(
-        _is_heavy(inner) for sub in _jax.sub_jaxprs(eqn) for inner in _jax.equations(sub)
-    )
+    return any(each.primitive in _jax.HEAVY for each in _with_nested(eqn, set()))
+
+
+def _with_nested(eqn: Any, seen: set[int]) -> Iterator[Any]:
+    """The equation and all that are nested in it, at any depth; each jaxpr is looked at once."""
+    yield eqn
+    for sub in _jax.sub_jaxprs(eqn):
+        if id(sub) not in seen:
+            seen.add(id(sub))
+            for inner in _jax.equations(sub):
+                yield from _with_nested(inner, seen)

@@ -79,6 +79,10 @@ class Policy:
         matrix product, convolution, loop or library call. Layers `x + gelu(x @ w)` (13 equations
         under a gradient) compile no faster kept and run 1.08 times as long; with a norm (26 and
         32) 2.4 times faster and 0.92.
+      min_equations_per_product: equations of a body for each of these. Products with little between
+        them leave nothing to fuse: a perceptron of 100 layers (5, and 3.5 in its gradient) compiles
+        no faster kept and runs 1.07 times as long; with 7 and more (transformer, LSTM, ODE steps)
+        compiling is up to 13 times faster.
       min_saved_light: equations to be saved by a body without matrix product, convolution,
         loop or library call. XLA:CPU, element-wise chains of 12, 48, 96 equations: cold
         0.73x, 0.78x, 1.4x with 4 uses and 1.5x, 3.2x, 5.4x with 16.
@@ -96,6 +100,7 @@ class Policy:
 
     min_uses: int = 4
     min_equations: int = 12
+    min_equations_per_product: int = 6
     min_saved_light: int = 180
     min_equations_per_value: int = 4
     min_saved: int = 1100
@@ -172,7 +177,7 @@ class Policy:
     def _smallest(self, body: Body) -> int:
         if not body.n_heavy:
             return self.min_equations
-        return max(self.min_equations * 3 // 2, _PER_HEAVY * body.n_heavy)
+        return max(self.min_equations * 3 // 2, self.min_equations_per_product * body.n_heavy)
 
     def _too_little(self, body: Body, n_uses: int, heavy: _Heavy) -> Decision | None:
         if not body.n_heavy and 2 * body.n_chained < body.n_uses:
@@ -212,12 +217,6 @@ class Policy:
             Structure.NESTED,
             f"calls kept within it save {within} equations, its own would save {saved}",
         )
-
-
-# Products with little between them leave nothing to fuse, and so nothing to save: a perceptron of
-# 100 layers (5 equations a layer, 3.5 a product in its gradient) compiles no faster kept and runs
-# 1.07 times as long; from 7 on (transformer, LSTM, ODE steps) compiling is up to 13 times faster.
-_PER_HEAVY = 6
 
 
 class _Heavy(NamedTuple):
