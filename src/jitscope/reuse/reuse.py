@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 
 import jax
 
 from .. import _jax
+from ..structuring.callgraph import CallGraph
 from ..structuring.census import Body, Census
 from ..structuring.policy import Plan, Structure
 from .evidence import Evidence
@@ -42,7 +44,17 @@ class Reuse:
     @property
     def n_shared_calls(self) -> int:
         """Calls that stay calls where the platform allows it."""
-        return sum(body.n_uses for body in self._shared)
+        return sum(self.n_uses(body) for body in self._shared)
+
+    def n_uses(self, body: Body) -> int:
+        """Uses of a body; of a shared one, the calls that stay calls."""
+        return self._kept_uses.get(body.fingerprint.digest) or body.n_uses
+
+    @functools.cached_property
+    def _kept_uses(self) -> dict[str, int]:
+        digests = {body.fingerprint.digest for body in self._shared}
+        uses = CallGraph(self.census).uses_outside(digests) if digests else {}
+        return {digest: uses[digest] for digest in digests}
 
     @property
     def _shared(self) -> list[Body]:
@@ -74,7 +86,7 @@ class Reuse:
 def program_report(reuse: Reuse, details: bool) -> ProgramReport:
     """One program as plain data; see `Reuse.report`."""
     census, evidence = reuse.census, reuse.evidence
-    n_repeated = sum((body.n_uses - 1) * body.n_equations for body in reuse._shared)
+    n_repeated = sum((reuse.n_uses(body) - 1) * body.n_equations for body in reuse._shared)
     subroutines = subroutine_stats()
     missed = _near_misses(reuse, subroutines)
     return ProgramReport(
@@ -103,7 +115,7 @@ def _body_report(reuse: Reuse, body: Body) -> BodyReport:
         digest=body.fingerprint.digest,
         name=body.name,
         source=body.source,
-        n_uses=body.n_uses,
+        n_uses=reuse.n_uses(body),
         n_executions=body.n_executions,
         n_equations=body.n_equations,
         n_heavy=body.n_heavy,

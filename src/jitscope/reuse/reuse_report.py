@@ -95,7 +95,8 @@ class BodyReport:
       digest: identity, the same in every process.
       name: of the function it was traced from.
       source: line of its first call.
-      n_uses: call sites, where every body around them counts once.
+      n_uses: call sites, where every body around them counts once; of a shared body, the calls
+        that stay calls.
       n_executions: how often it runs per call of the program, at least.
       n_equations: equations with everything nested in it.
       n_heavy: matrix products, convolutions, loops and library calls among them.
