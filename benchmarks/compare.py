@@ -165,6 +165,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--baseline", choices=CONTENDERS, default=BASELINE)
     options = parser.parse_args(arguments)
+    missing = [str(path) for path in options.files if not path.is_file()]
+    if missing:
+        parser.error(
+            f"no file {', '.join(missing)}. `python -m benchmarks --suite cpu --out FILE` writes "
+            "one."
+        )
     records = read(options.files)
     try:
         print(report(records, options.baseline))

@@ -55,28 +55,28 @@ FRAMEWORK_PROGRAMS = {
     for program in (
         FrameworkProgram(
             "flax_linen",
-            {"Block": 6, "Block_transposed": 6} | _ADAMW,
-            kept=frozenset({"Block", "Block_transposed"}),
+            {"Block": 6, "Block_gradient": 6} | _ADAMW,
+            kept=frozenset({"Block", "Block_gradient"}),
         ),
         FrameworkProgram(
             "flax_nnx",
-            {"Block": 6, "Block_transposed": 6} | _ADAMW,
-            kept=frozenset({"Block", "Block_transposed"}),
+            {"Block": 6, "Block_gradient": 6} | _ADAMW,
+            kept=frozenset({"Block", "Block_gradient"}),
         ),
-        FrameworkProgram("equinox_mlp", {"MLP": 8, "MLP_transposed": 8}),
+        FrameworkProgram("equinox_mlp", {"MLP": 8, "MLP_gradient": 8}),
         # The first attention's queries come from the argument: five layers repeat whole.
         FrameworkProgram(
             "equinox_transformer",
-            {"LayerNorm": 5, "Block_transposed": 6},
-            kept=frozenset({"LayerNorm", "Block_transposed"}),
+            {"LayerNorm": 5, "Block_gradient": 6},
+            kept=frozenset({"LayerNorm", "Block_gradient"}),
         ),
-        FrameworkProgram("diffrax_unrolled", {"step": 5, "filter_custom_vjp_transposed": 6}),
+        FrameworkProgram("diffrax_unrolled", {"step": 5, "filter_custom_vjp_gradient": 6}),
         # Blocks of equal shape come in groups of 3, 4, 6 and 3, the first of each its own.
-        FrameworkProgram("haiku_resnet50", {"BlockV1": 5, "BlockV1_transposed": 5}),
+        FrameworkProgram("haiku_resnet50", {"BlockV1": 5, "BlockV1_gradient": 5}),
         FrameworkProgram("mjx_step", {"rotate": 4, "quat_to_mat": 4, "normalize_with_norm": 4}),
         FrameworkProgram(
             "numpyro_potential",
-            {"model": 12, "compute_log_probs": 12, "compute_log_probs_transposed": 12},
+            {"model": 12, "compute_log_probs": 12, "compute_log_probs_gradient": 12},
         ),
     )
 }

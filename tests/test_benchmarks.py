@@ -94,6 +94,14 @@ def test_wrong_result_is_reported():
     assert compare.mismatches([record, wrong]) == ["seed2022 tiny: scan disagrees with jit"]
 
 
+def test_missing_file_is_an_error_of_usage(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        compare.main([str(tmp_path / "nothing.jsonl")])
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert "nothing.jsonl" in error and "python -m benchmarks --suite" in error
+
+
 def test_contenders_alternate_within_a_round():
     contenders = [CONTENDERS["jit"], CONTENDERS["nested_jit"]]
     entries = SUITES["tiny"][:2]

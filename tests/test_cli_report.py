@@ -56,7 +56,7 @@ def test_report_writes_pages_and_profiles(tmp_path, capsys):
 @pytest.mark.parametrize(
     "content, message",
     [
-        (None, "No such file"),
+        (None, "run.json'. `python -m jitscope run --json "),
         ("{", "not JSON"),
         ('{"kind": "jitscope report", "format": 99}', "99"),
     ],
@@ -205,6 +205,14 @@ def test_run_writes_a_record_that_report_and_diff_read(tmp_path):
     assert "model: 250 equations" in shown.stdout
     same = jitscope_process(tmp_path, "diff", "a.json", "b.json", "--budget", "compiled=0")
     assert (same.returncode, same.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("suffix, start", [(".html", "<!DOCTYPE html>"), (".json", '{\n "kind"')])
+def test_run_writes_its_report_in_the_format_of_the_file(tmp_path, suffix, start):
+    (tmp_path / "script.py").write_text("import jax; jax.jit(lambda x: x + 1)(1.0)")
+    done = jitscope_process(tmp_path, "run", "--report", f"out{suffix}", "script.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / f"out{suffix}").read_text().startswith(start)
 
 
 def test_run_without_jax_writes_an_empty_record(tmp_path):

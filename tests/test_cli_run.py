@@ -336,7 +336,7 @@ def test_report_tells_what_was_compiled_and_what_repeated(tmp_path):
     assert headline == "jitscope: structured"
     assert totals.startswith("1 program, ")
     assert totals.endswith("; 48 calls -> 1 shared body")
-    for phase in ("trace", "structuring", "lower", "compile"):
+    for phase in ("trace", "jitscope's part", "lower", "compile"):
         assert f"{phase} " in seconds
     assert "\nmodel: " in done.stderr
     assert "\nlayer  " in done.stderr
@@ -357,9 +357,27 @@ def test_observing_compiles_as_jax_jit_does_and_estimates(tmp_path):
     done = run(tmp_path, "-m", "jitscope", "run", "--observe", "script.py", strict=True)
     assert (done.returncode, done.stdout) == (0, plain.stdout)
     assert done.stderr.startswith("jitscope: observed, nothing was changed\n")
-    assert "48 calls -> 1 shared body, had jitscope structured them" in done.stderr
+    assert done.stderr.count("48 calls would become 1 shared body\n") == 2
+    assert "XLA would compile" in done.stderr and "XLA compiles" not in done.stderr
+    assert "only looked at, not applied. SHARED: " in done.stderr
     assert "estimate: " in done.stderr
     assert "no forecast of seconds" in done.stderr
+
+
+def test_report_of_a_run_without_jitscope_says_so(tmp_path):
+    write(tmp_path, {"script.py": DEEP})
+    done = subprocess.run(
+        [sys.executable, "-m", "jitscope", "run", "script.py"],
+        cwd=tmp_path,
+        text=True,
+        capture_output=True,
+        timeout=100,
+        check=False,
+        env=python_environment({"JITSCOPE_DISABLE": "1"}),
+    )
+    assert done.returncode == 0
+    assert done.stderr.startswith("jitscope: disabled by JITSCOPE_DISABLE, nothing was changed or ")
+    assert "structured" not in done.stderr and "program" not in done.stderr
 
 
 def test_slowest_program_comes_first(tmp_path):

@@ -76,6 +76,33 @@ def test_comparison_has_both_programs():
     assert "plain jax.jit" in shown and "realised: " in shown
 
 
+def test_jax_jit_function_is_compiled_both_ways_and_left_as_it_is():
+    fun = jax.jit(net)
+    report = jitscope.explain(fun, *ARGS)
+    program = only(report)
+    assert program.plain.n_kept_calls == 0 < program.compiled.n_kept_calls
+    assert not program.is_applied and not hasattr(fun, "reuse")
+    seconds = program.seconds
+    assert min(seconds.trace_s, seconds.lower_s, seconds.compile_s) > 0
+    assert seconds.trace_s >= seconds.structure_s > 0
+    shown = str(report)
+    for part in ("net was left as it is", "nothing was run", "would become", "plain jax.jit"):
+        assert part in shown
+    assert "not yet" not in shown
+
+
+def test_report_says_how_it_came_about():
+    staged = jitscope.outermost_jit(net, staged=True)
+    for fun, is_applied, note in (
+        (net, False, "net was left as it is"),
+        (jitscope.outermost_jit(net), True, "compiled anew for this report"),
+        (staged, True, "as one program; what runs is compiled in stages"),
+    ):
+        program = only(jitscope.explain(fun, *ARGS))
+        assert program.is_applied == is_applied
+        assert note in program.notes[0]
+
+
 def test_static_arguments_stay_static():
     def power(x, n):
         for _ in range(n):
@@ -128,8 +155,10 @@ def test_installed_functions_are_explained():
 
 
 def test_what_is_not_callable_is_refused():
-    with pytest.raises(TypeError, match="explain.. needs a callable, got 3 of type int"):
+    with pytest.raises(TypeError, match="explain.. needs a function.*got 3 of type int"):
         jitscope.explain(3)
+    with pytest.raises(TypeError, match=r"For example jitscope.compare\(train_step"):
+        jitscope.compare("net")
 
 
 def test_errors_are_those_of_the_function():

@@ -534,6 +534,15 @@ def test_untagged_calls_are_inlined_by_xla():
     assert calls_in(program_with_tagged_calls().compile().as_text()) == []
 
 
+def test_functions_of_jax_are_told_from_those_of_the_user():
+    mine = jax.jit(lambda x: jnp.where(x > 0, x, 0.0))
+    (eqn,) = _jax.equations(jax.make_jaxpr(mine)(X))
+    assert not _jax.is_function_of_jax(eqn.params["jaxpr"])
+    (inner,) = [e for e in _jax.equations(eqn.params["jaxpr"]) if e.primitive is _jax.jit_p]
+    assert inner.params["name"] == "_where"
+    assert _jax.is_function_of_jax(inner.params["jaxpr"])
+
+
 @pytest.mark.parametrize("tags", [KEEP, {"inlineable": "false"}], ids=len)
 def test_tagged_calls_stay_calls_in_the_optimised_program(tags):
     calls = calls_in(program_with_tagged_calls(**tags).compile().as_text())

@@ -144,6 +144,62 @@ def test_difference_is_named_with_its_value_and_its_cure(fun, difference, change
     assert len(miss.differences) == 1
 
 
+def layers(x, layer, n=4):
+    for _ in range(n):
+        x = layer(x)
+    return (x**2).sum()
+
+
+def test_variants_that_a_gradient_makes_are_told_apart():
+    @jax.jit
+    def layer(x, w):
+        y = (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5)
+        return x + jax.nn.gelu(y @ w)
+
+    found = misses(jax.grad(lambda w, x: layers(x, lambda x: layer(x, w))), jnp.eye(4), X)
+    kinds = [miss.kinds for of_body in found.values() for miss in of_body]
+    assert kinds and set(kinds) == {("gradient",)}
+
+
+def test_branch_that_a_user_wrote_is_told_under_a_gradient_too():
+    found = misses(jax.grad(lambda x: branch(x).sum()), X)
+    (forward,) = [miss for miss in found["layer1"]]
+    assert forward.kinds == ("equations",)
+    assert "Python `if` on a static value" in forward.change
+
+
+def test_functions_of_jax_itself_are_no_near_misses():
+    def net(x):
+        return jnp.where(x > 0, chain(x), 0.0) + jnp.where(x > 1, x, jnp.ones((4, 1, 4))).sum()
+
+    assert not any(misses(net, X).values())
+
+
+def test_value_in_an_object_that_jax_cannot_look_into_names_the_class():
+    class Scaled:
+        def __init__(self, gain):
+            self.gain = gain
+
+        @jitscope.shared_subroutine
+        def __call__(self, x):
+            return chain(x) * self.gain
+
+    first, second = Scaled(2.0), Scaled(3.0)
+    miss = only_miss(lambda x: second(first(x)), X)
+    assert miss.name.endswith("Scaled.__call__")
+    assert "register Scaled as a pytree, or make it an equinox Module" in miss.change
+    assert "pass the value as an array argument" in miss.change
+
+
+def test_bodies_first_called_on_one_line_have_the_numbers_of_their_calls():
+    structured = jitscope.outermost_jit(static_value)
+    structured.trace(X)
+    (program,) = structured.reuse().report().programs
+    miss = program.bodies[1].near_misses[0]
+    assert (program.bodies[1].first_call, miss.first_call) == (2, 1)
+    assert "layer (call 2 at test_near_misses.py:" in str(structured.reuse())
+
+
 def test_captured_arrays_are_operands_and_so_no_difference():
     found = misses(array_captured_in_a_loop, X)
     assert all(not misses for misses in found.values())
@@ -215,3 +271,47 @@ def test_equal_function_made_anew_for_each_call_is_told(make):
     (body,) = net.reuse().report().programs[0].bodies
     assert (body.n_uses, body.n_traces, body.is_retraced) == (6, 6, True)
     assert "was traced 6 times for 6 calls" in str(net.reuse())
+
+
+def test_shared_subroutine_traced_for_each_object_is_told_with_the_cure():
+    class Layer:
+        def __init__(self, w):
+            self.w = w
+
+        @jitscope.shared_subroutine
+        def __call__(self, x):
+            return chain(x) @ self.w
+
+    made = [Layer(jnp.eye(4)) for _ in range(6)]
+
+    @jitscope.outermost_jit
+    def net(x):
+        for layer in made:
+            x = layer(x)
+        return x
+
+    net.trace(X)
+    (body,) = net.reuse().report().programs[0].bodies
+    assert (body.name, body.n_uses, body.n_traces) == ("Layer.__call__", 6, 6)
+    shown = " ".join(str(net.reuse()).split())
+    for part in (
+        "! Layer.__call__ was traced 6 times for 6 calls",
+        "static value self: another Layer object",
+        "register Layer as a pytree, or make it an equinox Module",
+        "pass its arrays as arguments",
+    ):
+        assert part in shown
+
+
+def test_derivatives_of_one_trace_are_no_retraces():
+    @jitscope.shared_subroutine
+    def layer(x):
+        return x + chain(x)
+
+    @jitscope.outermost_jit
+    def net(x):
+        return jax.grad(lambda x: layers(x, layer, 3))(x)
+
+    net.trace(X)
+    bodies = net.reuse().report().programs[0].bodies
+    assert bodies and not any(body.is_retraced for body in bodies)

@@ -170,7 +170,7 @@ def test_layers_of_a_network_and_its_gradient_are_two_bodies():
     )
     assert [(name, n_uses) for name, n_uses, _ in found(program)] == [
         ("block", 6),
-        ("block_transposed", 6),
+        ("block_gradient", 6),
     ]
 
 

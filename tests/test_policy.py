@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from jitscope.ir.fingerprint import Fingerprint
+from jitscope.structuring.callgraph import CallGraph
 from jitscope.structuring.census import Body, Census
 from jitscope.structuring.policy import Decision, Plan, Policy, Structure
 
@@ -202,3 +203,19 @@ def test_plan_is_a_sized_iterable_of_digests():
 
 def test_plan_prints_structures_with_reasons():
     assert str(Plan({"a" * 32: SHARED})) == f"{'a' * 12}  SHARED: twelve uses"
+
+
+def test_uses_outside_kept_bodies_spell_out_bodies_that_are_not_kept():
+    outer, inner = (f"{i:032x}" for i in range(2))
+    found = Census(
+        "net",
+        10_000,
+        (
+            body(fingerprint=Fingerprint(outer), calls=((inner, 4),)),
+            body(fingerprint=Fingerprint(inner)),
+        ),
+        calls=((outer, 3), (inner, 1)),
+    )
+    graph = CallGraph(found)
+    assert graph.uses_outside(())[inner] == 3 * 4 + 1
+    assert graph.uses_outside((outer,))[inner] == 1

@@ -9,6 +9,7 @@ import pytest
 from report_samples import layers
 
 import jitscope
+from jitscope.reuse.reuse_report import Seconds
 
 
 def programs(report):
@@ -84,6 +85,63 @@ def test_subroutines_are_counted_from_the_start_of_the_block():
     assert mine[0].retraces[0].reason.startswith("shape of argument x")
     total = [s for s in jitscope.stats().subroutines if s.source == mine[0].source]
     assert [(s.n_calls, s.n_traces) for s in total] == [(5, 2)]
+
+
+def test_explaining_and_testing_count_nowhere():
+    @jitscope.shared_subroutine
+    def explained(x):
+        return jnp.sin(x) + 3
+
+    def explained_net(x):
+        return explained(explained(x))
+
+    net = explained_net
+    with jitscope.recording() as record:
+        jitscope.explain(net, 1.0)
+        jitscope.compare(jax.jit(net), 1.0)
+        jitscope.audit(net, 1.0)
+        jitscope.testing.assert_max_bodies(1, net, 1.0)
+    report = record.report()
+    assert (report.programs, report.other) == ((), Seconds())
+    assert explained.stats().n_calls == explained.stats().n_traces == 0
+    assert explained.stats().signatures == ()
+    assert "explained_net" not in programs(jitscope.stats())
+    jax.jit(net)(jnp.ones(2))
+    assert explained.stats().retrace_reasons == () and explained.stats().n_traces == 1
+
+
+def test_subroutine_compiled_on_its_own_has_its_seconds():
+    @jitscope.shared_subroutine
+    def alone(x):
+        return jnp.sin(x) + 4
+
+    jax.jit(lambda x: alone(alone(x)))(1.0)
+    with jitscope.recording() as record:
+        alone(1.0)
+        alone(1.0)
+        alone(jnp.ones(3))
+    (mine,) = [s for s in record.report().subroutines if s.name == "alone"]
+    assert (mine.n_compiled, mine.n_calls) == (2, 0)
+    assert mine.seconds.compile_s > 0 and mine.seconds.lower_s > 0
+    assert "compiled on its own 2 times" in str(alone.stats())
+
+
+def test_compilation_under_a_name_of_two_subroutines_is_nobodys():
+    first, second = (
+        jitscope.shared_subroutine(eval(f"lambda x: x + {n}"), name="namesake") for n in (5, 6)
+    )
+    with jitscope.recording() as record:
+        first(1.0)
+    assert first.stats().own.n_compiled == second.stats().own.n_compiled == 0
+    assert record.report().other.compile_s > 0
+
+
+def test_seconds_of_anything_else_are_one_sum():
+    with jitscope.recording() as record:
+        jax.jit(lambda x: jnp.sin(x) - 1)(1.0)
+    other = record.report().other
+    assert other.lower_s > 0 and other.compile_s > 0
+    assert "anything else" in str(record)
 
 
 def test_failures_are_recorded():

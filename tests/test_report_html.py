@@ -185,7 +185,7 @@ def test_page_works_in_a_browser(tmp_path):
     report = everything() + ReuseReport((program(name="quick"),))
     seen, console = browse(tmp_path, report)
     assert (seen["errors"], console) == ([], [])
-    layer, head = "layer (model.py:12)", "head (model.py:12)"
+    layer, head = "layer, model.py:12", "head, model.py:12"
     assert seen["initial"] == [layer, head]
     assert seen["by_name"] == [[head, layer], "ascending"]
     assert seen["by_name_again"] == [[layer, head], "descending"]

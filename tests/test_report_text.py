@@ -1,5 +1,6 @@
 import dataclasses
 import io
+import re
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +9,8 @@ from report_samples import HOSTILE, body, everything, hostile, layers, program, 
 
 import jitscope
 from jitscope.report import text
-from jitscope.report.words import percent, place, printable, size
 from jitscope.reuse.reuse_report import NearMiss, ReuseReport, Seconds
+from jitscope.words import percent, place, printable, size
 
 
 def of(*bodies, **changes):
@@ -54,7 +55,7 @@ def test_every_row_says_what_was_done_and_why():
     shown = text.render(of(body(), body("head", 2, 40, "NESTED", reason="2 uses")), width=100)
     assert "layer  model.py:12" in shown
     assert "because of a test" in shown
-    assert "SHARED: compiled once, and called; NESTED: traced once" in shown
+    assert "SHARED: compiled once, and called; NESTED: lowered once" in shown
     assert "INLINE" not in shown
 
 
@@ -63,6 +64,90 @@ def test_small_bodies_are_folded_and_counted():
     shown = text.render(of(body(), *small))
     assert "tiny" not in shown
     assert "and 4 bodies not worth a row, called 20 times" in shown
+
+
+def test_decorated_body_has_a_row_however_small():
+    small = body("tiny", 2, 1, "NESTED", reason="2 uses, a kept call pays from 4")
+    shown = text.render(of(body(), dataclasses.replace(small, is_decorated=True)), width=120)
+    assert re.search("^tiny .* NESTED +2 uses, a kept call pays from 4$", shown, re.MULTILINE)
+
+
+def test_decorated_variant_without_a_row_has_its_reason():
+    first = body("layer", 1, 28, "INLINE", reason="called once", is_decorated=True, digest="1" * 40)
+    shown = text.render(of(body(is_decorated=True), first, body("other", 1, 2, "INLINE")))
+    assert (
+        "and 2 bodies not worth a row, called 2 times; decorated: layer, called once (INLINE)\n"
+    ) in shown
+
+
+def test_rows_of_one_name_show_the_first_operand_type_that_differs():
+    one = body(operands=("f32[4]", "f32[4,8]"), digest="1" * 40)
+    other = body(operands=("f32[4]", "f32[2,8]"), digest="2" * 40)
+    shown = text.render(of(one, other))
+    assert "\nlayer (f32[4,8]) " in shown and "\nlayer (f32[2,8]) " in shown
+
+
+def test_rows_of_one_name_and_another_interface_show_their_calls():
+    one = body(n_uses=1, n_equations=200, operands=("f32[4]",), first_call=1, digest="1" * 40)
+    other = body(operands=("f32[4]", "f32[4]"), first_call=2, digest="2" * 40, is_backward=True)
+    third = dataclasses.replace(other, operands=("f32[4]",), first_call=8, digest="3" * 40)
+    shown = text.render(of(dataclasses.replace(one, is_backward=True), other, third))
+    for title in ("(gradient, call 1)", "(gradient, from call 2)", "(gradient, from call 8)"):
+        assert f"\nlayer {title} " in shown
+
+
+def test_near_miss_on_one_line_is_told_apart_by_its_calls():
+    miss = NearMiss("1" * 40, "layer", "model.py:12:30", ("n: 3.0 against 4.0",), "pass it")
+    miss = dataclasses.replace(miss, first_call=1)
+    shown = text.render(of(body(near_misses=(miss,), first_call=7)), width=200)
+    assert "! layer (call 7 at model.py:12) is almost layer (call 1 there): n: 3.0" in shown
+
+
+def test_variants_that_a_gradient_makes_are_nothing_to_change():
+    miss = NearMiss("1" * 40, "layer", "model.py:13", ("more: 1 mul",), "", ("gradient",))
+    shown = text.render(of(body(near_misses=(miss,))), width=200)
+    assert "is almost" not in shown
+    assert "1 body differs from another of the same name only in what a gradient needs" in shown
+    assert "there is nothing to change" in shown
+
+
+def test_program_that_was_only_looked_at_is_promised_nothing():
+    shown = text.render(of(body(), is_applied=False, notes=("explained, and left as it is",)))
+    assert shown.startswith("model: 180 equations; 6 calls would become 1 shared body\n")
+    assert "predicted: XLA would compile 30 of them" in shown
+    assert "\nexplained, and left as it is\n" in shown
+    assert "\nonly looked at, not applied. SHARED: compiled once, and called" in shown
+
+
+def test_what_the_structure_brought_is_told():
+    (one,) = everything().programs
+    plain = dataclasses.replace(one.plain, n_copies=1, n_fusions=18, temporary_bytes=500_000)
+    shown = text.render(ReuseReport((dataclasses.replace(one, plain=plain),)), width=200)
+    for part in ("2 array copies more", "2 kernels more", "1.5 MB of temporary memory more"):
+        assert part in shown
+    assert "what the structure brought" not in text.render(everything())
+
+
+def test_before_and_after_stand_side_by_side():
+    shown = text.render(everything())
+    assert re.search(r"^ +plain jax.jit +with jitscope$", shown, re.MULTILINE)
+    assert re.search("^equations +185 +35$", shown, re.MULTILINE)
+    assert re.search("^nested functions +2 +2$", shown, re.MULTILINE)
+
+
+def test_way_to_the_other_column_is_told():
+    (one,) = everything().programs
+    shown = text.render(ReuseReport((dataclasses.replace(one, plain=None),)))
+    assert re.search(r"^calls kept +- +6$", shown, re.MULTILINE)
+    assert "jitscope.compare(...) compiles it without jitscope as well" in shown
+
+
+def test_compilations_of_subroutines_and_of_anything_else_have_their_seconds():
+    (one,) = everything().subroutines
+    one = dataclasses.replace(one, n_compiled=2, seconds=Seconds(0, 0, 0.25, 1.5))
+    shown = text.render(ReuseReport((), (one,), other=Seconds(0, 0, 0.5, 2.0)))
+    assert "  compiled on its own 2 times: lower 0.25 s, compile 1.50 s\n" in shown
+    assert "anything else" in shown and "lower 0.50 s, compile 2.00 s" in shown
 
 
 def test_many_bodies_are_folded_to_one_screen():

@@ -738,7 +738,7 @@ def test_same_code_with_other_name_or_structure_is_another_body():
 
 
 def test_unknown_structure_is_an_error_that_lists_the_known():
-    with pytest.raises(ValueError, match="structure='fast'.*'inline', 'nested', 'shared'"):
+    with pytest.raises(ValueError, match="got the structure 'fast'.*'inline', 'nested', 'shared'"):
         shared_subroutine(layer, structure="fast")
 
 

@@ -41,8 +41,8 @@ def test_record_is_frozen_printable_and_a_snapshot():
     with pytest.raises(dataclasses.FrozenInstanceError):
         before.n_calls = 3
     text = str(block.stats())
-    assert text.startswith("snapshot: 2 calls under a trace, 1 traces, 1 reused, 1 signatures")
-    assert "2 calls    1 traces" in text and "x: " in text
+    assert text.startswith("snapshot: 2 calls under a trace, 1 trace, 1 reused, 1 signature\n")
+    assert "2 calls, 1 trace: (x: f32[2,3])" in text and "x: " in text
 
 
 def test_subroutine_that_was_never_called_says_so():  # REPORTS 97

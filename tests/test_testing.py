@@ -82,7 +82,8 @@ def test_one_body_too_many_fails_with_what_differs(wrap):
 def test_structure_that_was_expected_passes():
     layer, head = subroutine(7, structure="shared"), subroutine(8)
     net = jitscope.outermost_jit(lambda x: head(layer(layer(x))))
-    assert_structure({"layer7": "SHARED", "layer8": "INLINE"}, net, X)
+    assert_structure({"layer7": "SHARED", "layer8": "inline"}, net, X)
+    assert_structure({"layer7": jitscope.Structure.SHARED}, net, X)
 
 
 def test_other_structure_fails_with_the_reason():
@@ -98,8 +99,8 @@ def test_name_that_no_body_bears_fails_with_those_there_are():
 
 
 def test_word_that_is_no_structure_is_refused():
-    with pytest.raises(ValueError, match="allowed are 'INLINE', 'NESTED', 'SHARED'"):
-        assert_structure({"layer": "shared"}, lambda x: x, X)
+    with pytest.raises(ValueError, match="'layer' got the structure 'shred'; allowed are 'inline'"):
+        assert_structure({"layer": "shred"}, lambda x: x, X)
 
 
 @pytest.mark.parametrize("n", [-1, 1.5, True, "1"])

@@ -19,6 +19,7 @@ import numpy as np
 from . import _jax
 from .outermost import OutermostJit
 from .reuse.near_misses import differences
+from .settings import not_counting
 from .trail import TracedCall, Trail, keeping_trail
 
 
@@ -98,7 +99,10 @@ def audit(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> AuditReport:
       [('noisy', 2)]
     """
     if not callable(fun):
-        raise TypeError(f"audit() needs a callable, got {fun!r} of type {type(fun).__name__}.")
+        raise TypeError(
+            f"audit() needs a function, and after it the arguments to trace it for; got {fun!r} of "
+            f"type {type(fun).__name__}. For example jitscope.audit(train_step, params, batch)."
+        )
     if isinstance(getattr(fun, "__func__", None), OutermostJit):
         return audit(fun.__func__, fun.__self__, *args, **kwargs)
     inner, static = fun, {}
@@ -126,7 +130,7 @@ def audited(
     def fresh(*args: Any, **kwargs: Any) -> Any:
         return fun(*args, **kwargs)
 
-    with keeping_trail() as trail:
+    with keeping_trail() as trail, not_counting():
         _jax.trace(fresh, args, kwargs, static)
     return _report(trail, name)
 

@@ -2,7 +2,8 @@
 
 `explain` traces, structures, lowers and compiles a function for some arguments, which may
 be shapes only, and runs nothing. `compare` compiles it without jitscope as well. Both read
-the counts from the compiled program rather than from what was planned.
+the counts from the compiled program rather than from what was planned. Nothing of it counts as
+done by the user, and the function stays what it was.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from .outermost import OutermostJit
 from .reuse.phases import Phases
 from .reuse.reuse import Reuse
 from .reuse.reuse_report import Compiled, ReuseReport, Seconds
+from .settings import not_counting
 from .structuring.policy import Policy
 from .subroutine.functions import name_of
 
@@ -34,8 +36,9 @@ _KEPT = re.compile(r" call\([^\n]*to_apply=[^\n]*compilation_unit=\"(?P<unit>[^\
 def explain(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> ReuseReport:
     """What repeats in a function, what is done about it, and what the compiler makes of it.
 
-    Nothing is run. The function is compiled as jitscope structures it, as one program even
-    where `outermost_jit` was asked for stages; see `compare` for both ways.
+    Nothing is run, and the function stays what it is. It is compiled as jitscope structures it,
+    as one program even where `outermost_jit` was asked for stages; a ``jax.jit`` function also
+    as it is, which takes as long as it always does. `compare` compiles any function both ways.
 
     Args:
       fun: any callable, a ``jax.jit`` function, or one of `outermost_jit`, whose options
@@ -84,29 +87,79 @@ def _explained(
     fun: Callable[..., Any], args: tuple, kwargs: dict[str, Any], *, with_plain: bool
 ) -> ReuseReport:
     if not callable(fun):
-        raise TypeError(f"explain() needs a callable, got {fun!r} of type {type(fun).__name__}.")
-    reuse, structured, plain = _both(fun, args, kwargs)
-    compiled = structured()
-    (program,) = reuse().report().programs
+        name = "compare" if with_plain else "explain"
+        raise TypeError(
+            f"{name}() needs a function, and after it the arguments to trace it for; got {fun!r} "
+            f"of type {type(fun).__name__}. For example jitscope.{name}(train_step, params, batch)."
+        )
+    with not_counting():
+        both = _both(fun, args, kwargs)
+        compiled = both.structured()
+        plain = both.plain() if with_plain or both.is_jitted else None
+        (program,) = both.reuse().report().programs
+    spent, seconds = program.seconds, compiled.seconds
     return ReuseReport(
-        (dataclasses.replace(program, compiled=compiled, plain=plain() if with_plain else None),)
+        (
+            dataclasses.replace(
+                program,
+                compiled=compiled,
+                plain=plain,
+                seconds=dataclasses.replace(
+                    seconds,
+                    trace_s=max(spent.trace_s, seconds.trace_s),
+                    structure_s=spent.structure_s,
+                ),
+                is_applied=both.is_applied,
+                notes=(both.note,),
+            ),
+        )
     )
 
 
-_Both = tuple[Callable[[], Reuse], Callable[[], Compiled], Callable[[], Compiled]]
+@dataclasses.dataclass(frozen=True)
+class _Both:
+    """One function, structured and plain.
+
+    Attributes:
+      reuse: gives the record, once the structured program was compiled.
+      structured: compiles the structured program.
+      plain: compiles the program without jitscope.
+      is_applied: the function is structured when it is called, too.
+      is_jitted: the plain program is the one that runs.
+      note: what was done to find out.
+    """
+
+    reuse: Callable[[], Reuse]
+    structured: Callable[[], Compiled]
+    plain: Callable[[], Compiled]
+    is_applied: bool = True
+    is_jitted: bool = False
+    note: str = "traced and compiled anew for this report; nothing was run"
+
+
+_UNCHANGED = (
+    "{} was left as it is, without jitscope: a copy was structured and compiled for this report, "
+    "and nothing was run. jitscope.outermost_jit in place of jax.jit makes it so"
+)
+_AS_ONE = (
+    "compiled anew for this report, as one program; what runs is compiled in stages (staged=True). "
+    "Nothing was run"
+)
 
 
 def _both(fun: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> _Both:
-    """The record, and what compiles the structured and the plain program."""
     if isinstance(fun, OutermostJit) and type(fun)._structured is OutermostJit._structured:
         if not hasattr(fun, "_installation"):
-            return _of_outermost(fun, args, kwargs)
+            both = _of_outermost(fun, args, kwargs)
+            return dataclasses.replace(both, note=_AS_ONE) if fun._staged else both
         fun = fun._plain
     if isinstance(getattr(fun, "__func__", None), OutermostJit):
         return _both(fun.__func__, (fun.__self__, *args), kwargs)
     if hasattr(fun, "trace") and hasattr(fun, "lower"):
-        return _of_jitted(fun, args, kwargs)
-    return _of_outermost(OutermostJit(fun, Policy(), {}), args, kwargs)
+        both = _of_jitted(fun, args, kwargs)
+    else:
+        both = _of_outermost(OutermostJit(fun, Policy(), {}), args, kwargs)
+    return dataclasses.replace(both, is_applied=False, note=_UNCHANGED.format(name_of(fun)))
 
 
 def _of_outermost(fun: OutermostJit, args: tuple, kwargs: dict[str, Any]) -> _Both:
@@ -116,19 +169,20 @@ def _of_outermost(fun: OutermostJit, args: tuple, kwargs: dict[str, Any]) -> _Bo
     def plain() -> Compiled:
         return _compiled(_jax.jit(_fresh(fun._fun), **fun._options), args, kwargs)
 
-    return structured.reuse, lambda: _compiled(structured, args, kwargs), plain
+    return _Both(structured.reuse, lambda: _compiled(structured, args, kwargs), plain)
 
 
 def _of_jitted(fun: Any, args: tuple, kwargs: dict[str, Any]) -> _Both:
     """Through the trace that ``jax.jit`` makes, since its options cannot be read."""
     start = time.perf_counter()
     traced = fun.trace(*args, **kwargs)
-    phases = Phases(Seconds(trace_s=time.perf_counter() - start))
+    phases = Phases()
     name = getattr(fun, "__name__", "fun")
     program = Program(name, _jax.without_hijax(traced.jaxpr), traced.out_tree)
     structurer = OutermostJit(getattr(fun, "__wrapped__", fun), Policy(), {})
     with phases.structuring():
         restructured = structurer._pipeline(program, phases)
+    phases.add(trace_s=time.perf_counter() - start)
     shapes = [
         jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in _jax.opened(traced.jaxpr).invars
     ]
@@ -140,7 +194,12 @@ def _of_jitted(fun: Any, args: tuple, kwargs: dict[str, Any]) -> _Both:
         emitted.__name__ = emitted.__qualname__ = name
         return _compiled(_jax.jit(emitted), tuple(shapes), {})
 
-    return structurer.reuse, lambda: compiled(restructured), lambda: compiled(program)
+    return _Both(
+        structurer.reuse,
+        lambda: compiled(restructured),
+        lambda: compiled(program),
+        is_jitted=True,
+    )
 
 
 def _fresh(fun: Callable[..., Any]) -> Callable[..., Any]:

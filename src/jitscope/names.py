@@ -31,12 +31,23 @@ class SubroutineName(str):
 
 
 class OutlinedName(SubroutineName):
-    """Name of a body that was found in a program rather than marked by its user."""
+    """Name of a body that was found in a program rather than marked by its user.
 
-    __slots__ = ()
+    Attributes:
+      function: name of the user's function around it.
+      is_backward: it is of the backward pass of a gradient. The name says so too, for profiles.
+    """
 
-    def __new__(cls, name: str, source: str = "") -> Self:
-        return super().__new__(cls, name, None, source)
+    __slots__ = ("function", "is_backward")
+
+    function: str
+    is_backward: bool
+
+    def __new__(cls, function: str, source: str = "", *, is_backward: bool = False) -> Self:
+        name = f"{function}_gradient" if is_backward else function
+        self = super().__new__(cls, name, None, source)
+        self.function, self.is_backward = function, is_backward
+        return self
 
 
 def is_outlined(name: str) -> bool:

@@ -29,9 +29,11 @@ from .settings import is_disabled, strict
 from .staged.jit import STAGE_POLICY, StagedJit, StagedProgram
 from .staged.stages import cut_into_stages, obstacle, with_calls_outermost, with_stages
 from .structuring.census import Census, take_census
-from .structuring.policy import Plan, Policy, PolicyLike
+from .structuring.policy import Plan, Policy, PolicyLike, check_policy
 from .structuring.restructure import restructure
 from .structuring.variants import find_variants
+from .subroutine.functions import check_static_options, name_of
+from .subroutine.reasons import advice_on_objects
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -52,6 +54,9 @@ class OutermostJit:
 
     Calls, ``lower``, ``trace``, ``eval_shape`` and ``clear_cache`` are those of ``jax.jit``.
     """
+
+    _is_applied = True
+    """Whether the programs it makes are the ones that run."""
 
     def __init__(
         self,
@@ -83,6 +88,14 @@ class OutermostJit:
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else _BoundOutermostJit(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        hint = ". What repeats in its program tells .reuse()" if name == "stats" else ""
+        raise AttributeError(
+            f"a function of outermost_jit has no attribute {name!r}: it has those of jax.jit, and "
+            f"reuse(){hint}; stats() belongs to a shared subroutine, and jitscope.stats() to the "
+            "process."
+        )
 
     def __repr__(self) -> str:
         return f"<outermost_jit of {getattr(self._fun, '__qualname__', self._fun)!s}>"
@@ -210,7 +223,7 @@ class OutermostJit:
             records.note_failure(program.name, error)
             _warn_fallback(self, error)
             return program
-        self._latest = Reuse(census, plan, phases, evidence)
+        self._latest = Reuse(census, plan, phases, evidence, self._is_applied)
         records.note(self._latest)
         return restructured
 
@@ -224,7 +237,17 @@ class _BoundOutermostJit:
         self.__wrapped__ = function.__wrapped__.__get__(instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__func__(self.__self__, *args, **kwargs)
+        try:
+            return self.__func__(self.__self__, *args, **kwargs)
+        except TypeError as error:
+            if "path self" in str(error):
+                kind = type(self.__self__).__name__
+                error.add_note(
+                    f"jitscope: {self.__func__.__name__!r} is a method, and JAX cannot trace its "
+                    f"first argument, a {kind} object. Either {advice_on_objects(kind)}; or, if "
+                    "no attribute of the object ever changes, outermost_jit(static_argnums=0)."
+                )
+            raise
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.__func__, name)
@@ -354,13 +377,26 @@ def outermost_jit(
         )
     if policy is None:
         policy = STAGE_POLICY if staged else Policy()
-    if not callable(policy):
-        raise TypeError(
-            f"policy must be callable from Census to Plan, such as jitscope.Policy(...), got "
-            f"{policy!r}."
-        )
+    check_policy(policy)
     if fun is None:
         return lambda fun: OutermostJit(
-            fun, policy, jit_options, outline=outline, audit=audit, staged=staged
+            _checked(fun, jit_options),
+            policy,
+            jit_options,
+            outline=outline,
+            audit=audit,
+            staged=staged,
         )
+    fun = _checked(fun, jit_options)
     return OutermostJit(fun, policy, jit_options, outline=outline, audit=audit, staged=staged)
+
+
+def _checked(fun: Any, options: dict[str, Any]) -> Callable[..., Any]:
+    if not callable(fun):
+        raise TypeError(
+            f"outermost_jit() needs a function, got {fun!r} of type {type(fun).__name__}. Write "
+            "@jitscope.outermost_jit above a function, or outermost_jit(function); options are "
+            "given by keyword."
+        )
+    check_static_options("outermost_jit", name_of(fun), options)
+    return fun

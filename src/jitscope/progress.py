@@ -15,7 +15,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from . import _jax
-from .report.words import count, printable
+from .words import count, printable
 
 if TYPE_CHECKING:
     from .reuse.reuse import Reuse

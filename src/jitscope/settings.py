@@ -30,6 +30,22 @@ is_disabled = _disabled.get
 """Whether the decorators are plain calls here. The bare method: it is on every dispatch."""
 
 
+_counting = contextvars.ContextVar("jitscope_counting", default=True)
+
+is_counting = _counting.get
+"""Whether what is traced and compiled here is the user's own doing."""
+
+
+@contextlib.contextmanager
+def not_counting() -> Iterator[None]:
+    """While this holds, jitscope traces and compiles to answer a question: that counts nowhere."""
+    token = _counting.set(False)
+    try:
+        yield
+    finally:
+        _counting.reset(token)
+
+
 def strict() -> bool:
     """Whether a failure of jitscope itself raises (``JITSCOPE_STRICT=1``)."""
     return _STRICT

@@ -7,7 +7,7 @@ message says why.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,9 @@ from .outermost import OutermostJit
 from .report import text
 from .reuse.retraces import subroutine_reports
 from .reuse.reuse_report import BodyReport, ProgramReport, ReuseReport, SubroutineReport
-from .structuring.policy import Policy
+from .settings import not_counting
+from .structuring.policy import Policy, Structure
+from .words import count
 
 __all__ = ["assert_max_bodies", "assert_max_traces", "assert_structure"]
 
@@ -77,25 +79,32 @@ def assert_max_bodies(
       >>> assert_max_bodies(1, lambda x: layer(layer(x)), 1.0, jitscope_name="layer")
     """
     _checked(n)
+    _check_function("assert_max_bodies(2, train_step, ...)", fun)
     program = _program(fun, args, kwargs)
     bodies = [body for body in program.bodies if _counts(body, jitscope_name)]
     if len(bodies) > n:
         shown = text.render(ReuseReport((program,)), width=100)
         what = f"named {jitscope_name!r}" if jitscope_name else "of 12 equations or more"
         raise AssertionError(
-            f"{program.name} has {len(bodies)} distinct bodies {what}, expected at most {n}:\n"
+            f"{program.name} has {count(len(bodies), 'distinct body', 'distinct bodies')} {what}, "
+            f"expected at most {n}:\n"
             f"{_bodies(bodies)}\n\n{shown}"
         )
 
 
 def assert_structure(
-    expected: dict[str, str], fun: Callable[..., Any], /, *args: Any, **kwargs: Any
+    expected: Mapping[str, Structure | str],
+    fun: Callable[..., Any],
+    /,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
     """Fails if bodies have another structure than expected.
 
     Args:
-      expected: name of a body to ``"INLINE"``, ``"NESTED"`` or ``"SHARED"``. A name that
-        several bodies bear, as under a gradient, stands for all of them.
+      expected: name of a body to ``"inline"``, ``"nested"`` or ``"shared"``, in lower or upper
+        case, or a `Structure`. A name that several bodies bear, as under a gradient, stands for
+        all of them.
       fun: any callable; one of `outermost_jit` keeps its policy and options.
       *args: its arguments: arrays, or ``jax.ShapeDtypeStruct`` in their place.
       **kwargs: its keyword arguments, likewise.
@@ -109,18 +118,22 @@ def assert_structure(
       >>> @jitscope.shared_subroutine
       ... def head(x):
       ...     return jnp.sin(x) / 2
-      >>> assert_structure({"head": "INLINE"}, lambda x: head(x), 1.0)
+      >>> assert_structure({"head": "inline"}, lambda x: head(x), 1.0)
     """
-    allowed = ("INLINE", "NESTED", "SHARED")
-    for name, structure in expected.items():
-        if structure not in allowed:
-            raise ValueError(
-                f"assert_structure() got {name!r}: {structure!r}; allowed are "
-                f"{', '.join(map(repr, allowed))}."
-            )
+    usage = "assert_structure({'layer': 'shared'}, train_step, ...)"
+    if not isinstance(expected, Mapping):
+        raise TypeError(
+            f"assert_structure() needs a dict from the name of a body to its structure, got "
+            f"{expected!r}. For example {usage}."
+        )
+    _check_function(usage, fun)
+    named = {
+        name: str(Structure.named(structure, f"assert_structure() for the body {name!r}"))
+        for name, structure in expected.items()
+    }
     program = _program(fun, args, kwargs)
     problems = []
-    for name, structure in expected.items():
+    for name, structure in named.items():
         bodies = [body for body in program.bodies if body.name == name]
         if not bodies:
             names = ", ".join(sorted({body.name for body in program.bodies})) or "none"
@@ -132,6 +145,14 @@ def assert_structure(
         ]
     if problems:
         raise AssertionError("\n".join(problems))
+
+
+def _check_function(usage: str, fun: Any) -> None:
+    if not callable(fun):
+        raise TypeError(
+            f"{usage.partition('(')[0]}() needs a function after what is expected of it, got "
+            f"{fun!r} of type {type(fun).__name__}. For example {usage}."
+        )
 
 
 def _program(fun: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> ProgramReport:
@@ -152,7 +173,8 @@ def _program(fun: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Pr
     if options:
         fresh.__wrapped__ = called  # whose signature the options refer to
     traced = OutermostJit(fresh, policy, options, outline=outline)
-    traced.trace(*args, **kwargs)
+    with not_counting():
+        traced.trace(*args, **kwargs)
     return traced.reuse().report().programs[0]
 
 
@@ -164,8 +186,8 @@ def _bodies(bodies: list[BodyReport]) -> str:
     lines = []
     for body in bodies:
         lines.append(
-            f"  {body.name} {body.digest[:12]}: {body.n_uses} uses, {body.n_equations} "
-            f"equations, first called at {body.source}"
+            f"  {body.name} {body.digest[:12]}: {count(body.n_uses, 'use')}, "
+            f"{count(body.n_equations, 'equation')}, first called at {body.source}"
         )
         lines += [
             f"    differs from {miss.other[:12]}: {'; '.join(miss.differences)}. To merge: "
@@ -177,13 +199,13 @@ def _bodies(bodies: list[BodyReport]) -> str:
 
 def _too_many_traces(report: SubroutineReport, n: int) -> str:
     reasons = [
-        f"  traced again: {retrace.reason} ({retrace.n_traces} times)"
+        f"  traced again: {retrace.reason} ({count(retrace.n_traces, 'time')})"
         for retrace in report.retraces
     ]
     return "\n".join(
         [
-            f"{report.name} ({report.source}) was traced {report.n_traces} times "
-            f"in {report.n_calls} calls, expected at most {n}:",
+            f"{report.name} ({report.source}) was traced {count(report.n_traces, 'time')} "
+            f"in {count(report.n_calls, 'call')}, expected at most {n}:",
             *reasons,
         ]
     )
@@ -191,4 +213,7 @@ def _too_many_traces(report: SubroutineReport, n: int) -> str:
 
 def _checked(n: int) -> None:
     if not isinstance(n, int) or isinstance(n, bool) or n < 0:
-        raise ValueError(f"the most that is allowed must be a whole number from 0, got {n!r}.")
+        hint = " It comes before the function." if callable(n) else ""
+        raise ValueError(
+            f"the most that is allowed must be a whole number from 0, got {n!r}.{hint}"
+        )

@@ -63,6 +63,7 @@ from .runtime import (
 from .source import (
     current_source_line as current_source_line,
     function_name as function_name,
+    is_function_of_jax as is_function_of_jax,
     is_transposed as is_transposed,
     source_line as source_line,
     user_functions as user_functions,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import jax
 from jax._src import source_info_util as _source_info, traceback_util as _traceback_util
 from jax._src.util import fun_name as function_name
 from jax.extend import source_info_util
 from jax.extend.core import JaxprEqn
 
 from ..settings import PACKAGE
+from .jaxprs import AnyJaxpr, opened
 
 # As for JAX's own files: lowered programs and filtered tracebacks name the user's lines only.
 source_info_util.register_exclusion(PACKAGE)
@@ -56,6 +59,17 @@ def user_stack(eqn: JaxprEqn) -> tuple[str, ...]:
     return tuple(
         f"{frame.file_name}:{frame.start_line} ({frame.function_name})" for frame in frames
     )[::-1]
+
+
+def is_function_of_jax(jaxpr: AnyJaxpr) -> bool:
+    """Whether what was traced is a function of JAX itself, such as the ``_where`` of ``jnp.where``.
+
+    By where the function is defined, which JAX keeps for its messages.
+    """
+    return _AT_JAX in (opened(jaxpr).debug_info.func_src_info or "")
+
+
+_AT_JAX = f" at {os.path.dirname(os.path.abspath(jax.__file__))}{os.sep}"
 
 
 def is_transposed(eqn: JaxprEqn) -> bool:

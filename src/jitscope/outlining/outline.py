@@ -244,8 +244,11 @@ def _name(eqns: Sequence[Any], interface: Interface) -> OutlinedName:
             lambda names: len(set(names)) == 1, zip(*stacks, strict=False)
         )
     ]
-    suffix = "_transposed" if all(map(_jax.is_transposed, sampled)) else ""
-    return OutlinedName(_short_name(common) + suffix, _jax.source_line(run[0]))
+    return OutlinedName(
+        _short_name(common),
+        _jax.source_line(run[0]),
+        is_backward=all(map(_jax.is_transposed, sampled)),
+    )
 
 
 def _short_name(functions: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..reuse.reuse_report import ProgramReport, ReuseReport
-from .words import printable
+from ..words import printable
 
 COUNTS: Mapping[str, Callable[[ProgramReport], float]] = {
     "equations": lambda program: program.n_equations,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING
+import textwrap
+from typing import TYPE_CHECKING, Any
 
 from ..reuse.reuse_report import ReuseReport
 from . import html, json, text
 
 if TYPE_CHECKING:
     from ..reuse.reuse import Reuse
-
-_SUFFIXES = (".json", ".html", ".txt")
 
 
 def save(report: ReuseReport | Reuse, path: str | os.PathLike[str]) -> None:
@@ -26,6 +25,7 @@ def save(report: ReuseReport | Reuse, path: str | os.PathLike[str]) -> None:
         ``.txt``.
 
     Raises:
+      TypeError: it is no report.
       ValueError: the path has another suffix.
       OSError: it cannot be written; a file that was there is as it was.
 
@@ -39,15 +39,40 @@ def save(report: ReuseReport | Reuse, path: str | os.PathLike[str]) -> None:
       ...     jitscope.report.load(path).n_equations
       2
     """
-    record = report if isinstance(report, ReuseReport) else report.report()
     suffix = os.path.splitext(os.fspath(path))[1].lower()
-    if suffix not in _SUFFIXES:
+    if suffix not in _RENDERERS:
         raise ValueError(
             f"save() got the path {os.fspath(path)!r}; it must end in one of "
-            f"{', '.join(_SUFFIXES)}, which says what to write."
+            f"{', '.join(_RENDERERS)}, which says what to write."
         )
-    render = {".json": json.dumps, ".html": html.render, ".txt": _plain}[suffix]
-    replace_file(path, render(record))
+    save_as(_record(report), path, suffix)
+
+
+def save_as(report: ReuseReport, path: str | os.PathLike[str], suffix: str) -> None:
+    """As `save`, in the format of a suffix other than that of the path."""
+    replace_file(path, _RENDERERS[suffix](report))
+
+
+def _record(report: Any) -> ReuseReport:
+    if isinstance(report, ReuseReport):
+        return report
+    method = getattr(report, "report", None)
+    found = method() if callable(method) else None
+    if isinstance(found, ReuseReport):
+        return found
+    hint = (
+        " Did you mean that function's .reuse()?"
+        if callable(getattr(report, "reuse", None))
+        else " For the counts of a shared subroutine, save jitscope.stats()."
+        if callable(getattr(report, "stats", None)) or hasattr(report, "n_reused")
+        else ""
+    )
+    shown = textwrap.shorten(repr(report), 60, placeholder="...")
+    raise TypeError(
+        f"save() needs a report and then a path, got {shown} of type {type(report).__name__}. "
+        "Reports are train_step.reuse(), jitscope.explain(...), jitscope.stats() and what "
+        f"jitscope.recording() gives.{hint}"
+    )
 
 
 def load(path: str | os.PathLike[str]) -> ReuseReport:
@@ -88,3 +113,6 @@ def replace_file(path: str | os.PathLike[str], content: str | bytes) -> None:
 
 def _plain(report: ReuseReport) -> str:
     return text.render(report, width=100).encode(errors="replace").decode() + "\n"
+
+
+_RENDERERS = {".json": json.dumps, ".html": html.render, ".txt": _plain}

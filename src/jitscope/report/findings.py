@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from .words import count, place, printable
+from ..words import count, place, printable
 
 if TYPE_CHECKING:
     from ..auditing import AuditFinding, AuditReport
@@ -17,7 +17,11 @@ def render(report: AuditReport, *, width: int = 100) -> str:
     """What was found, with the cure."""
     name = printable(report.program)
     if not report.n_calls:
-        return f"{name}: no shared subroutine was called"
+        return (
+            f"{name}: nothing to audit, since it called no function decorated with "
+            "jitscope.shared_subroutine. Repeats that jitscope finds by itself are compared as "
+            "they were traced, and depend on nothing else."
+        )
     if report.is_clean:
         return (
             f"{name}: {count(report.n_calls, 'call')} of shared subroutines traced anew, and "

@@ -18,6 +18,7 @@
     return element;
   }
   const number = (n) => n.toLocaleString("en-US");
+  const count = (n, one, many) => `${number(n)} ${n === 1 ? one : many || one + "s"}`;
   const seconds = (s) => s ? s.toFixed(2) + " s" : "-";
   const place = (source) => {
     const found = /^(.*?):(\d+)(?::\d+)?( \([^]*\))?$/.exec(source);
@@ -47,10 +48,13 @@
     const shared = program.bodies.filter(isShared);
     const calls = shared.reduce((sum, body) => sum + body.n_uses, 0);
     const saved = program.n_equations - program.n_compiled;
+    const done = program.is_applied;
     const lead = calls === 0 ? "Nothing repeats that would pay as a shared body."
       : keepsCalls(program)
-        ? `${number(calls)} calls became ${number(shared.length)} shared bodies. Predicted: XLA compiles `
-          + `${number(program.n_compiled)} of ${number(program.n_equations)} equations.`
+        ? `${count(calls, "call")} ${done ? "became" : "would become"} `
+          + `${count(shared.length, "shared body", "shared bodies")}. Predicted: XLA `
+          + `${done ? "compiles" : "would compile"} ${number(program.n_compiled)} of `
+          + `${count(program.n_equations, "equation")}.`
         : `${number(saved)} of ${number(program.n_equations)} equations are repeats; on `
           + `${program.platform} XLA compiles them all the same.`;
     const card = (value, label) => make("div", {class: "card"}, make("b", {}, value),
@@ -58,7 +62,9 @@
     const s = program.seconds;
     const cards = [
       card(`${number(calls)} \u2192 ${number(shared.length)}`, "calls \u2192 shared bodies"),
-      card(percent(saved, program.n_equations), "of the equations are repeats not compiled again"),
+      card(percent(saved, program.n_equations), keepsCalls(program)
+        ? `of the equations are repeats ${done ? "not" : "that would not be"} compiled again`
+        : "of the equations are repeats"),
       card(`${number(program.n_equations)} \u2192 ${number(program.n_compiled)}`,
            "equations before \u2192 after"),
       card(`${number(program.n_bodies_before)} \u2192 ${number(program.n_bodies_after)}`,
@@ -67,6 +73,7 @@
       card(program.platform, `platform, JAX ${program.jax_version}`),
     ];
     return [make("h2", {}, program.name), make("p", {class: "lead"}, lead),
+            ...program.notes.map((note) => make("p", {class: "soft"}, note + ".")),
             make("div", {class: "cards"}, ...cards)];
   }
 
@@ -98,7 +105,7 @@
       ["calls kept", (c) => number(c.n_kept_calls)], ["fused kernels", (c) => number(c.n_fusions)],
       ["array copies", (c) => number(c.n_copies)],
       ["temporary memory", (c) => size(c.temporary_bytes)]];
-    const versions = [["with jitscope", program.compiled], ["plain jax.jit", program.plain]]
+    const versions = [["plain jax.jit", program.plain], ["with jitscope", program.compiled]]
       .filter(([, version]) => version);
     return [make("h2", {}, "What the compiler made of it"), make("table", {},
       make("thead", {}, make("tr", {}, make("th", {}),
@@ -112,12 +119,28 @@
   // --- bodies ---------------------------------------------------------------------------------
 
   const COLUMNS = [
-    ["name", "Body", (b) => b.name, (b) => `${b.name}${b.is_backward ? " (gradient)" : ""} (${place(b.source)})`],
+    ["name", "Body", (b) => b.name, (b, p) => `${title(b, distinction(b, p))}, ${place(b.source)}`],
     ["uses", "Uses", (b) => b.n_uses], ["executions", "Executions", (b) => b.n_executions],
     ["equations", "Equations", (b) => b.n_equations],
     ["share", "Share", (b) => b.n_uses * b.n_equations,
      (b, p) => percent(b.n_uses * b.n_equations, p.n_equations)],
     ["structure", "Structure", (b) => b.structure], ["why", "Why", (b) => b.reason]];
+
+  function title(body, more) {
+    const parts = [body.is_backward ? "gradient" : "", more].filter((part) => part);
+    return body.name + (parts.length ? ` (${parts.join(", ")})` : "");
+  }
+
+  // What tells bodies of one name apart: an operand's type, or the number of the first call.
+  function distinction(body, program) {
+    const alike = program.bodies.filter((other) => title(other) === title(body));
+    if (alike.every((other) => other.operands.length === body.operands.length)) {
+      const i = body.operands.findIndex((type, i) => alike.some((other) => other.operands[i] !== type));
+      if (i >= 0) return body.operands[i];
+    }
+    if (alike.every((other) => other.first_call === body.first_call)) return "";
+    return `${body.n_uses > 1 ? "from " : ""}call ${body.first_call}`;
+  }
 
   function bodies(program) {
     const state = {column: "share", descending: true, filter: ""};
@@ -143,7 +166,7 @@
         head.setAttribute("aria-sort", key !== state.column ? "none"
           : state.descending ? "descending" : "ascending");
       }
-      shown.textContent = `${number(chosen.length)} of ${number(program.bodies.length)} bodies`;
+      shown.textContent = `${number(chosen.length)} of ${count(program.bodies.length, "body", "bodies")}`;
       rows.replaceChildren(...chosen.slice(0, MAX_JAXPR_ROWS).flatMap((body) => row(body)));
     }
 
@@ -174,8 +197,10 @@
     fill();
     return [make("h2", {}, "Bodies"),
       make("p", {class: "soft"}, "A body is a computation that is called. SHARED: compiled once, "
-        + "and called. STAGED: compiled on its own, and run by the host. NESTED: traced once; XLA "
-        + "copies it to each call. INLINE: dissolved into its caller. Click a row for more."),
+        + "and called. STAGED: compiled on its own, and run by the host. NESTED: lowered once; XLA "
+        + "copies it to each call. INLINE: dissolved into its caller. "
+        + (program.is_applied ? "" : "This program was only looked at, and none of it applied. ")
+        + "Click a row for more."),
       make("div", {class: "tools"}, filter, shown),
       make("div", {class: "scroll"}, make("table", {id: "bodies"},
         make("thead", {}, make("tr", {}, ...heads.values())), rows))];
@@ -186,13 +211,15 @@
       make("ul", {}, ...items.map((item) => make("li", {}, item)))] : [];
     const parts = [make("p", {}, `${body.structure}: ${body.reason}.`),
       make("p", {class: "soft"}, `Operands ${size(body.operand_bytes)}, results `
-        + `${size(body.result_bytes)} per call; ${number(body.n_heavy)} equations that XLA compiles `
-        + `on their own; ${body.outlined ? "found in the program" : "a function of its own"}; `
+        + `${size(body.result_bytes)} per call; ${count(body.n_heavy, "matrix product, loop or the like",
+           "matrix products, loops and the like")}; `
+        + `${body.outlined ? "found in the program" : body.is_decorated ? "a shared subroutine"
+          : "a nested function"}; `
         + `${body.digest.slice(0, 12)}`)];
     if (body.n_uses > 2 && 2 * body.n_traces > body.n_uses) {
       parts.push(make("p", {class: "miss"}, `Traced ${number(body.n_traces)} times with one result: `
-        + "a new function object or static value each time? jitscope.shared_subroutine traces "
-        + "it once."));
+        + (body.why_retraced || "a new function object or static value each time? "
+          + "jitscope.shared_subroutine traces it once") + "."));
     }
     const names = new Map(program.bodies.map((other) => [other.digest, other.name]));
     parts.push(...list("Call sites", body.sites.map((site) =>
@@ -200,8 +227,11 @@
     parts.push(...list("Also used for", body.covers.map(
       (digest) => `${names.get(digest) || "a smaller variant"} ${digest.slice(0, 12)}`)));
     for (const miss of body.near_misses) {
-      parts.push(make("h3", {}, "Almost shared with ", `${miss.name} (${place(miss.source)})`),
-        make("ul", {class: "miss"}, ...miss.differences.map((text) => make("li", {}, text))),
+      const call = miss.first_call && miss.first_call !== body.first_call
+        ? `call ${miss.first_call} at ` : "";
+      parts.push(make("h3", {}, "Almost shared with ", `${miss.name} (${call}${place(miss.source)})`),
+        make("ul", {class: miss.kinds.includes("gradient") ? "" : "miss"},
+             ...miss.differences.map((text) => make("li", {}, text))),
         make("p", {}, `To share: ${miss.change}.`));
     }
     if (body.jaxpr) parts.push(make("h3", {}, "The body"), make("pre", {}, body.jaxpr));
@@ -283,12 +313,22 @@
     if (!report.subroutines.length) return [];
     const rows = report.subroutines.map((s) => make("tr", {}, make("td", {}, s.name),
       ...[s.n_calls, s.n_traces, s.n_reused].map((n) => make("td", {class: "number"}, number(n))),
+      make("td", {class: "number"}, s.n_compiled ? `${number(s.n_compiled)} in `
+        + seconds(s.seconds.lower_s + s.seconds.compile_s) : "-"),
       make("td", {}, make("ul", {}, ...s.problems.map((p) => make("li", {class: "miss"}, p)),
         ...s.retraces.map((r) => make("li", {}, `${number(r.n_traces)} \u00d7 ${r.reason}`))))));
     return [make("h2", {}, "Shared subroutines"), make("div", {class: "scroll"},
       make("table", {}, make("thead", {}, make("tr", {}, ...[
-        "Subroutine", "Calls under a trace", "Traces", "Reused", "Why it was traced again"]
+        "Subroutine", "Calls under a trace", "Traces", "Reused", "Compiled on its own",
+        "Why it was traced again"]
         .map((label) => make("th", {}, label)))), make("tbody", {}, ...rows)))];
+  }
+
+  function other() {
+    const s = report.other;
+    return s.lower_s + s.compile_s ? [make("p", {class: "soft"}, "Anything else, such as plain "
+      + `jax.jit functions and single operations: lower ${seconds(s.lower_s)}, compile `
+      + `${seconds(s.compile_s)}.`)] : [];
   }
 
   function show(program) {
@@ -296,7 +336,7 @@
       ...(program ? [...summary(program), ...timeline(program), ...compiled(program),
                      ...bodies(program), ...flames(program)]
         : [make("p", {class: "lead"}, "No program was traced.")]),
-      ...subroutines(),
+      ...subroutines(), ...other(),
       ...(report.failures.length ? [make("h2", {}, "Left as they were"), make("ul", {},
         ...report.failures.map((failure) => make("li", {}, failure)))] : []));
   }

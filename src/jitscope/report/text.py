@@ -7,6 +7,7 @@ not matter is folded into one line.
 
 from __future__ import annotations
 
+import collections
 import os
 import shutil
 import sys
@@ -14,14 +15,22 @@ import textwrap
 from collections.abc import Sequence
 from typing import TextIO
 
-from ..reuse.reuse_report import BodyReport, ProgramReport, ReuseReport, SubroutineReport
-from .words import LEGEND, count, percent, place, printable, size
+from ..reuse.reuse_report import (
+    BodyReport,
+    Compiled,
+    NearMiss,
+    ProgramReport,
+    ReuseReport,
+    SubroutineReport,
+)
+from ..words import LEGEND, compiled_alone, count, percent, place, printable, size
 
 _DETAIL = 12
-"""Smallest body, in equations, that has a row although its calls are not kept."""
+"""Smallest body, in equations, that has a row although its calls are not kept, or advice."""
 _MAX_ROWS = 14
 """Rows of one program: with headline and legend they fit a screen of 24 lines."""
 _MAX_RETRACES = 3
+_MAX_DECORATED = 6
 _MAX_PROGRAMS = 20
 _COLOURS = ((0.25, "\x1b[1;31m"), (0.05, "\x1b[33m"))
 """Share of the program from which a row has a colour."""
@@ -46,6 +55,14 @@ def render(report: ReuseReport, *, width: int | None = None, colour: bool = Fals
             f"{sum(program.seconds.cold_s for program in rest):.2f} s"
         )
     parts += [_subroutine(subroutine, width) for subroutine in report.subroutines]
+    if report.other.cold_s:
+        parts.append(
+            _wrapped(
+                "anything else, such as plain jax.jit functions and single operations: lower "
+                f"{report.other.lower_s:.2f} s, compile {report.other.compile_s:.2f} s",
+                width,
+            )
+        )
     parts += [
         _wrapped(f"left as it was: {printable(failure)}", width) for failure in report.failures
     ]
@@ -63,7 +80,10 @@ def show(report: ReuseReport, file: TextIO | None = None) -> None:
 
 
 def _program(program: ProgramReport, width: int, colour: bool) -> str:
-    lines = [_wrapped(line, width) for line in (*_headline(program), _seconds(program))]
+    lines = [
+        _wrapped(line, width)
+        for line in (*_headline(program), *map(printable, program.notes), _seconds(program))
+    ]
     lines += _compiled(program, width)
     table = _table(program, width, colour)
     if table:
@@ -76,9 +96,9 @@ def _headline(program: ProgramReport) -> list[str]:
     name, n = printable(program.name), program.n_equations
     if not any(body.n_uses > 1 for body in program.bodies):
         return [f"{name}: {count(n, 'equation')}; nothing repeats"]
-    shared = program.shared
+    shared, is_applied = program.shared, program.is_applied
     units = (
-        f"{count(program.n_shared_calls, 'call')} -> "
+        f"{count(program.n_shared_calls, 'call')} {'->' if is_applied else 'would become'} "
         f"{count(len(shared), 'shared body', 'shared bodies')}"
     )
     if not shared:
@@ -86,8 +106,9 @@ def _headline(program: ProgramReport) -> list[str]:
     lines = [f"{name}: {count(n, 'equation')}; {units}"]
     if program.n_saved and program.keeps_calls:
         lines.append(
-            f"predicted: XLA compiles {program.n_compiled:,} of them; the other "
-            f"{program.n_saved:,} ({percent(program.n_saved, n)}) are repeats of these"
+            f"predicted: XLA {'compiles' if is_applied else 'would compile'} "
+            f"{program.n_compiled:,} of them; the other {program.n_saved:,} "
+            f"({percent(program.n_saved, n)}) are repeats of these"
         )
     elif program.n_saved:
         lines.append(
@@ -113,9 +134,13 @@ def _seconds(program: ProgramReport) -> str:
 def _compiled(program: ProgramReport, width: int) -> list[str]:
     if program.compiled is None:
         return []
-    rows = [("", "with jitscope", "plain jax.jit" if program.plain else "")]
+    rows = [("", "plain jax.jit", "with jitscope")]
+    rows.append(("equations", f"{program.n_equations:,}", f"{program.n_compiled:,}"))
+    rows.append(("nested functions", f"{program.n_bodies_before:,}", f"{program.n_bodies_after:,}"))
     for label, value in _COMPILED_ROWS:
-        rows.append((label, value(program.compiled), value(program.plain) if program.plain else ""))
+        rows.append(
+            (label, value(program.plain) if program.plain else "-", value(program.compiled))
+        )
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     lines = [
         "",
@@ -135,9 +160,30 @@ def _realised(program: ProgramReport) -> list[str]:
             f"{count(compiled.n_kept_calls, 'call')} of "
             f"{count(compiled.n_kept_bodies, 'body', 'bodies')}"
         )
-    if plain is not None:
-        lines.append(_ratio(plain.seconds.cold_s, compiled.seconds.cold_s))
-    return lines
+    if plain is None:
+        return [*lines, "jitscope.compare(...) compiles it without jitscope as well"]
+    return [
+        *lines,
+        *_brought(plain, compiled),
+        _ratio(plain.seconds.cold_s, compiled.seconds.cold_s),
+    ]
+
+
+def _brought(plain: Compiled, compiled: Compiled) -> list[str]:
+    """What a call costs: copies at its boundary, fusion across it, memory for what it returns."""
+    n_copies = compiled.n_copies - plain.n_copies
+    n_fusions = compiled.n_fusions - plain.n_fusions
+    n_bytes = compiled.temporary_bytes - plain.temporary_bytes
+    parts = [
+        text
+        for n, text in (
+            (n_copies, f"{count(n_copies, 'array copy', 'array copies')} more"),
+            (n_fusions, f"{count(n_fusions, 'kernel')} more, since nothing is fused across calls"),
+            (n_bytes, f"{size(n_bytes)} of temporary memory more"),
+        )
+        if n > 0
+    ]
+    return [f"what the structure brought: {'; '.join(parts)}"] if parts else []
 
 
 def _ratio(before: float, after: float) -> str:
@@ -175,25 +221,48 @@ _COMPILED_ROWS = (
 
 def _table(program: ProgramReport, width: int, colour: bool) -> list[str]:
     bodies = sorted(program.bodies, key=lambda body: -body.n_uses * body.n_equations)
-    large = [body for body in bodies if not _is_detail(body)]
-    shown, folded = large[:_MAX_ROWS], large[_MAX_ROWS:]
-    folded += [body for body in bodies if _is_detail(body)]
+    shown = _with_rows(bodies)[:_MAX_ROWS]
+    folded = [body for body in bodies if body not in shown]
     lines = []
     rows = _rows(program, shown, width) if shown else []
     for body, row in zip((None, *shown), rows, strict=bool(rows)):
         lines.append(_coloured(row, body, program) if colour and body else row)
     if folded:
-        n_calls = sum(body.n_uses for body in folded)
-        lines.append(
-            _wrapped(
-                f"and {count(len(folded), 'body', 'bodies')} not worth a row, "
-                f"called {count(n_calls, 'time')}",
-                width,
-            )
-        )
+        lines.append(_wrapped(_folded(folded), width))
     structures = [name for name in LEGEND if any(body.structure == name for body in shown)]
     legend = "; ".join(f"{name}: {LEGEND[name]}" for name in structures)
+    if legend and not program.is_applied:
+        legend = f"only looked at, not applied. {legend}"
     return [*lines, *([_wrapped(legend, width)] if legend else [])]
+
+
+def _with_rows(bodies: Sequence[BodyReport]) -> list[BodyReport]:
+    """The bodies that matter, and one of each function that a user decorated, however small."""
+    large = [body for body in bodies if not _is_detail(body)]
+    names = {body.name for body in large}
+    small: dict[str, BodyReport] = {}
+    for body in sorted(bodies, key=lambda body: body.is_backward):
+        if body.is_decorated and body.name not in names:
+            small.setdefault(body.name, body)
+    return [body for body in bodies if not _is_detail(body) or body is small.get(body.name)]
+
+
+def _folded(bodies: Sequence[BodyReport]) -> str:
+    """One line for many bodies; those that a user decorated with what became of them."""
+    n_calls = sum(body.n_uses for body in bodies)
+    line = (
+        f"and {count(len(bodies), 'body', 'bodies')} not worth a row, "
+        f"called {count(n_calls, 'time')}"
+    )
+    reasons = collections.Counter(
+        f"{printable(title(body))}, {printable(body.reason)} ({body.structure})"
+        for body in bodies
+        if body.is_decorated
+    )
+    texts = [f"{n} of {text}" if n > 1 else text for text, n in reasons.items()]
+    if len(texts) > _MAX_DECORATED:
+        texts[_MAX_DECORATED:] = [f"{len(texts) - _MAX_DECORATED} more"]
+    return line + (f"; decorated: {'; '.join(texts)}" if texts else "")
 
 
 _HEADS = ("body", "where", "uses", "equations", "share", "structure", "why")
@@ -205,7 +274,10 @@ _MIN_WHY = 40
 
 def _rows(program: ProgramReport, bodies: Sequence[BodyReport], width: int) -> list[str]:
     """One text of a line or more for the heads and for each body."""
-    rows = [_HEADS, *(_row(program, body) for body in bodies)]
+    rows = [
+        _HEADS,
+        *(_row(program, body, name) for body, name in zip(bodies, titles(bodies), strict=True)),
+    ]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADS) - 1)]
     indent = sum(widths) + 2 * len(widths)
     if width - indent < _MIN_WHY:
@@ -234,10 +306,9 @@ def _hanging(line: str, width: int, indent: int) -> str:
     return "\n".join([line[:indent] + lines[0], *(" " * indent + rest for rest in lines[1:])])
 
 
-def _row(program: ProgramReport, body: BodyReport) -> tuple[str, ...]:
-    name = _cut(printable(body.name), 32) + (" (gradient)" if body.is_backward else "")
+def _row(program: ProgramReport, body: BodyReport, name: str) -> tuple[str, ...]:
     return (
-        name,
+        printable(name),
         _cut(printable(place(body.source)), 28),
         f"{body.n_uses:,}",
         f"{body.n_equations:,}",
@@ -260,30 +331,21 @@ def _is_detail(body: BodyReport) -> bool:
 
 
 def _advice(program: ProgramReport, width: int) -> list[str]:
-    """What the user may change, the most worthwhile first."""
+    """What the user may change, the most worthwhile first, and what nobody can."""
     bodies = sorted(program.bodies, key=lambda body: -body.n_uses * body.n_equations)
-    lines = [
-        f"! {printable(body.name)} was traced {body.n_traces} times for {body.n_uses} calls, "
-        "with one result: a new function object or static value each time? Decorate it with "
-        "jitscope.shared_subroutine."
-        for body in bodies
-        if body.is_retraced and body.n_equations >= _DETAIL
-    ]
-    misses = [
-        (body, miss) for body in bodies for miss in body.near_misses if body.n_equations >= _DETAIL
-    ]
-    forward = {body.name for body, _ in misses if not body.is_backward}
+    bodies = [body for body in bodies if body.n_equations >= _DETAIL]
+    lines = [_retraced(body) for body in bodies if body.is_retraced]
+    misses = [(body, miss) for body in bodies for miss in body.near_misses]
+    forward = {body.name for body, miss in misses if not body.is_backward}
     misses = [
         (body, miss)
         for body, miss in misses  # the gradient differs as the function does
-        if not (body.is_backward and body.name in forward)
+        if miss.is_of_gradient or not (body.is_backward and body.name in forward)
     ]
     lines += [
-        f"! {printable(body.name)} ({place(body.source)}) is almost {printable(miss.name)} "
-        f"({place(miss.source)}): {printable('; '.join(miss.differences))}. To share: "
-        f"{miss.change}."
+        _missed(body, miss)
         for body, miss in misses
-        if not miss.is_shape_only
+        if not (miss.is_shape_only or miss.is_of_gradient)
     ]
     if len(lines) > _MAX_ADVICE:
         lines[_MAX_ADVICE:] = [f"! and {len(lines) - _MAX_ADVICE} more such; the HTML page has all"]
@@ -293,7 +355,62 @@ def _advice(program: ProgramReport, width: int) -> list[str]:
             f"{count(n_shapes, 'body differs', 'bodies differ')} from another of the same "
             "name in shapes only, and cannot share code with it"
         )
+    n_gradients = sum(miss.is_of_gradient for _, miss in misses)
+    if n_gradients:
+        lines.append(
+            f"{count(n_gradients, 'body differs', 'bodies differ')} from another of the same "
+            "name only in what a gradient needs of it, as the first and the last layer do; there "
+            "is nothing to change"
+        )
     return ["", *(_wrapped(line, width) for line in lines)] if lines else []
+
+
+def _retraced(body: BodyReport) -> str:
+    start = (
+        f"! {printable(title(body))} was traced {body.n_traces} times for {body.n_uses} calls, "
+        "with one result: "
+    )
+    if body.why_retraced:
+        return f"{start}{printable(body.why_retraced)}."
+    return (
+        f"{start}a new function object or static value each time? Decorate it with "
+        "jitscope.shared_subroutine."
+    )
+
+
+def _missed(body: BodyReport, miss: NearMiss) -> str:
+    here, there = place(body.source), place(miss.source)
+    if here == there and body.first_call != miss.first_call:
+        here, there = f"call {body.first_call} at {here}", f"call {miss.first_call} there"
+    return printable(
+        f"! {title(body)} ({here}) is almost {title(body, miss.name)} ({there}): "
+        f"{'; '.join(miss.differences)}. To share: {miss.change}."
+    )
+
+
+def title(body: BodyReport, name: str = "", more: str = "") -> str:
+    """The name of a body, and which pass of a gradient it is of."""
+    parts = [part for part in ("gradient" if body.is_backward else "", more) if part]
+    return _cut(name or body.name, 32) + (f" ({', '.join(parts)})" if parts else "")
+
+
+def titles(bodies: Sequence[BodyReport]) -> list[str]:
+    """The names of bodies, with what tells those of one name apart."""
+    alike: dict[str, list[BodyReport]] = {}
+    for body in bodies:
+        alike.setdefault(title(body), []).append(body)
+    return [title(body, more=_distinction(body, alike[title(body)])) for body in bodies]
+
+
+def _distinction(body: BodyReport, alike: Sequence[BodyReport]) -> str:
+    """The first operand whose type differs among bodies of one name, or the number of a call."""
+    if len(alike) > 1 and len({len(other.operands) for other in alike}) == 1:
+        for types in zip(*(other.operands for other in alike), strict=True):
+            if len(set(types)) > 1:
+                return types[alike.index(body)]
+    if all(other.first_call == body.first_call for other in alike):
+        return ""
+    return f"{'from ' if body.n_uses > 1 else ''}call {body.first_call}"
 
 
 _MAX_ADVICE = 4
@@ -307,14 +424,18 @@ def _subroutine(subroutine: SubroutineReport, width: int) -> str:
         f"{printable(subroutine.name)}: {count(subroutine.n_calls, 'call')} under a trace, "
         f"{count(subroutine.n_traces, 'trace')}, {subroutine.n_reused:,} reused"
     )
-    lines = [head, *(f"! {printable(problem)}" for problem in subroutine.problems)]
+    lines = [head]
+    if subroutine.n_compiled:
+        lines.append(f"  {compiled_alone(subroutine.n_compiled, subroutine.seconds)}")
+    lines += [f"! {printable(problem)}" for problem in subroutine.problems]
     lines += [
         f"  traced again: {printable(retrace.reason)}"
         + (f" ({retrace.n_traces} times)" if retrace.n_traces > 1 else "")
         for retrace in subroutine.retraces[:_MAX_RETRACES]
     ]
     if len(subroutine.retraces) > _MAX_RETRACES:
-        lines.append(f"  and {len(subroutine.retraces) - _MAX_RETRACES} reasons more")
+        n_more = len(subroutine.retraces) - _MAX_RETRACES
+        lines.append(f"  and {count(n_more, 'reason')} more")
     return "\n".join(_wrapped(line, width) for line in lines)
 
 

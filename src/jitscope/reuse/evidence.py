@@ -16,17 +16,17 @@ from typing import Any
 from .. import _jax
 from ..ir.fingerprint import fingerprint
 from ..ir.program import Program
-from ..names import SubroutineName
+from ..names import OutlinedName, SubroutineName, is_outlined
 from ..structuring.census import call_sites
 from ..structuring.shared_call import shared_call_p
 from ..structuring.variants import Variants
+from ..subroutine.reasons import type_text
 from .reuse_report import Site, SourceCount
 
 _MAX_SITES = 256
 """Lines shown for one body; an outlined update of a large model is called from one line."""
 _MAX_LINES = 400
 """Lines of a body's jaxpr that are kept."""
-
 Counts = collections.Counter[Any]
 
 
@@ -91,31 +91,73 @@ class Evidence:
         )
 
     def n_traces(self, digest: str) -> int:
-        """Traces that the calls of a body were made from, where its user made them.
-
-        Those of a shared subroutine are counted by itself: here, derivatives add some.
-        """
+        """Traces that the calls of a body were made from; derivatives may add a few."""
         return (
             len(
                 {
                     id(eqn.params["jaxpr"])
                     for eqn in self.eqns_of_bodies.get(digest, ())
-                    if not isinstance(eqn.params["name"], SubroutineName)
+                    if not is_outlined(eqn.params["name"])
                     and fingerprint(eqn.params["jaxpr"]).digest == digest
                 }
             )
             or 1
         )
 
+    def name(self, digest: str) -> str:
+        """Name of the user's function behind a body, whichever pass of a gradient it is of."""
+        name = self._names(digest)[0]
+        return name.function if isinstance(name, OutlinedName) else str(name)
+
     def definition(self, digest: str) -> str:
         """``file:line`` where the subroutine behind a body is defined, if there is one."""
-        eqns = self.eqns_of_bodies.get(digest, ())
-        return next((getattr(eqn.params["name"], "source", "") for eqn in eqns), "")
+        return getattr(self._names(digest)[0], "source", "")
+
+    def is_decorated(self, digest: str) -> bool:
+        """Whether a body is that of a shared subroutine."""
+        names = self._names(digest)
+        return any(isinstance(name, SubroutineName) and not is_outlined(name) for name in names)
+
+    def is_of_jax(self, digest: str) -> bool:
+        """Whether a body is a function of JAX itself, such as the ``_where`` in ``jnp.where``."""
+        return _jax.is_function_of_jax(self.bodies[digest])
 
     def is_backward(self, digest: str) -> bool:
         """Whether all calls of a body are in the backward pass of a gradient."""
-        eqns = self.eqns_of_bodies.get(digest, ())
-        return bool(eqns) and all(map(_jax.is_transposed, eqns))
+        return all(
+            getattr(eqn.params["name"], "is_backward", False) or _jax.is_transposed(eqn)
+            for eqn in self.eqns_of_bodies[digest]
+        )
+
+    def is_differentiated(self, digest: str) -> bool:
+        """Whether a body is called, in part or as a whole, where a gradient is taken."""
+        inside = _jax.equations(self.bodies[digest])
+        return any(
+            "jvp(" in str(eqn.source_info.name_stack)
+            for eqn in (*self.eqns_of_bodies[digest], *inside)
+        )
+
+    def operands(self, digest: str) -> tuple[str, ...]:
+        """Types of the operands of a body."""
+        return tuple(type_text(var.aval) for var in _jax.opened(self.bodies[digest]).invars)
+
+    def first_call(self, digest: str) -> int:
+        """Number of a body's first call among all calls of its name in that pass of a gradient."""
+        return self._first_calls[digest]
+
+    @functools.cached_property
+    def _first_calls(self) -> dict[str, int]:
+        numbers: Counts = collections.Counter()
+        found: dict[str, int] = {}
+        for _, site in self._sites:
+            digest = self.variants.canonical(site.identity.digest)
+            title = self.name(digest), self.is_backward(digest)
+            numbers[title] += 1
+            found.setdefault(digest, numbers[title])
+        return found
+
+    def _names(self, digest: str) -> list[str]:
+        return [eqn.params["name"] for eqn in self.eqns_of_bodies[digest]]
 
     def jaxpr_text(self, digest: str) -> str:
         """A body as JAX prints it, cut where it is very long."""

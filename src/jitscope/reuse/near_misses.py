@@ -3,20 +3,26 @@
 Two bodies of one name are compared where a user would compare them: the types of their
 operands, then the values that Python wrote into their equations, then the equations. Where
 a difference has consequences (another shape changes every equation), only the cause is told.
+
+A gradient makes variants of one function: the first layer's input needs none, the last one's
+result is used otherwise. Those are told apart from what a user wrote.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from .. import _jax
 from ..ir.fingerprint import equation_token, literal_text
+from ..subroutine.counters import SubroutineStats
+from ..subroutine.reasons import advice_on_objects
 from .reuse_report import NearMiss
 
 _MAX_FAMILY = 24
@@ -26,8 +32,8 @@ _DIRECTORY = re.compile(r"^.*[/\\]")
 _MAX_OTHER_SHARE = 0.1
 """Equations that may be there in one body only, for the two to count as similar."""
 
-Statics = Mapping[str, Sequence[Mapping[str, str]]]
-"""Where a subroutine is defined to the static values of each of its signatures, as text."""
+Subroutines = Mapping[str, SubroutineStats]
+"""Where a subroutine is defined to its counts, which know its static values by name."""
 
 _CLOSE_FIRST = (
     "value",
@@ -40,6 +46,7 @@ _CLOSE_FIRST = (
     "equations",
     "sharding",
     "shape",
+    "gradient",
 )
 """Which of two bodies with equally many differences is the closer one."""
 
@@ -55,7 +62,11 @@ _CHANGES = {
     "equations": "make both calls run the same code: look for a Python `if` on a static value, "
     "or for a gradient that one call needs and the other does not",
     "results": "return the same values from both",
+    "gradient": "not by a change of the code: they are one function, of which a gradient needs "
+    "more at some calls, such as those of the first and the last layer",
 }
+_MADE_BY_GRADIENTS = {"equations", "results", "unused"}
+_MADE_BY_OBJECTS = {"value", "parameter", "captured", "equations"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +85,9 @@ class Candidate:
       source: line of its first call.
       definition: ``file:line`` where the subroutine is defined, if it is one.
       jaxpr: the body.
+      first_call: number of its first call among the calls of its name.
+      is_backward: it is of the backward pass of a gradient.
+      is_differentiated: a gradient is taken through it.
     """
 
     digest: str
@@ -81,36 +95,70 @@ class Candidate:
     source: str
     definition: str
     jaxpr: _jax.AnyJaxpr
+    first_call: int = 0
+    is_backward: bool = False
+    is_differentiated: bool = False
+
+    @functools.cached_property
+    def lines(self) -> frozenset[str]:
+        """The user's lines that its equations come from."""
+        return frozenset(_lines(self.jaxpr))
 
 
-def near_misses(bodies: Sequence[Candidate], statics: Statics) -> dict[str, tuple[NearMiss, ...]]:
+def near_misses(
+    bodies: Sequence[Candidate], subroutines: Subroutines
+) -> dict[str, tuple[NearMiss, ...]]:
     """For each body, the earlier body of its name that it is closest to, if it is close.
 
     Args:
-      bodies: all bodies of a program, in the order of their first calls.
-      statics: names the values that differ, where a subroutine declared them.
+      bodies: bodies of a program, in the order of their first calls.
+      subroutines: name the values that differ, where they are static there.
 
     Returns:
       By digest; bodies that are close to no other are left out.
     """
-    families: dict[str, list[Candidate]] = {}
+    families: dict[tuple[str, bool], list[Candidate]] = {}
     for body in bodies:
-        families.setdefault(body.name, []).append(body)
+        families.setdefault((body.name, body.is_backward), []).append(body)
     found = {}
     for family in families.values():
         for i, body in enumerate(family[:_MAX_FAMILY]):
             close = [
                 (differences, other)
                 for other in family[:i]
-                if (differences := _differences(body.jaxpr, other.jaxpr))
+                if (differences := _differences_of(body, other))
             ]
             if close:
                 differences, other = min(
                     reversed(close),
-                    key=lambda pair: (len(pair[0]), _CLOSE_FIRST.index(pair[0][0].kind)),
+                    key=lambda pair: (
+                        pair[0][0].kind == "gradient",
+                        len(pair[0]),
+                        _CLOSE_FIRST.index(pair[0][0].kind),
+                    ),
                 )
-                found[body.digest] = (_near_miss(differences, other, statics),)
+                found[body.digest] = (_near_miss(differences, other, subroutines),)
     return found
+
+
+def _differences_of(body: Candidate, other: Candidate) -> list[_Difference]:
+    """What differs; as one difference of kind "gradient" where a gradient alone is to blame."""
+    found = _differences(body.jaxpr, other.jaxpr)
+    if not found or not {difference.kind for difference in found} <= _MADE_BY_GRADIENTS:
+        return found
+    is_derived = body.is_differentiated or other.is_differentiated
+    # Of one function, so of the same lines. A backward pass has lines for what is asked of it;
+    # where the function itself differs, its forward pass does too, and tells.
+    if body.is_backward or (is_derived and body.lines == other.lines):
+        return [_Difference("gradient", "; ".join(difference.text for difference in found))]
+    return found
+
+
+def _lines(jaxpr: _jax.AnyJaxpr) -> Iterator[str]:
+    for eqn in _jax.equations(jaxpr):
+        yield from _jax.user_stack(eqn)[-1:]
+        for sub in _jax.sub_jaxprs(eqn):
+            yield from _lines(sub)
 
 
 def differences(new: _jax.AnyJaxpr, old: _jax.AnyJaxpr) -> list[str]:
@@ -119,19 +167,28 @@ def differences(new: _jax.AnyJaxpr, old: _jax.AnyJaxpr) -> list[str]:
     return list(texts)[:_MAX_TEXTS]
 
 
-def _near_miss(differences: list[_Difference], other: Candidate, statics: Statics) -> NearMiss:
-    texts = [_named(difference, statics.get(other.definition, ())) for difference in differences]
+def _near_miss(
+    differences: list[_Difference], other: Candidate, subroutines: Subroutines
+) -> NearMiss:
+    stats = subroutines.get(other.definition)
+    signatures = stats.signatures if stats else ()
+    texts = [_named(difference, [s.static for s in signatures]) for difference in differences]
     shown = list(dict.fromkeys(texts))
     if len(shown) > _MAX_TEXTS:
         shown[_MAX_TEXTS - 1 :] = [f"and {len(shown) - _MAX_TEXTS + 1} more"]
     kinds = dict.fromkeys(difference.kind for difference in differences)
+    change = "; ".join(_CHANGES[kind] for kind in kinds)
+    objects = sorted({kind for signature in signatures for kind in signature.objects.values()})
+    if objects and _MADE_BY_OBJECTS & kinds.keys():
+        change = f"{advice_on_objects(' and '.join(objects))}; or {change}"
     return NearMiss(
         other.digest,
         other.name,
         other.source,
         tuple(shown),
-        "; ".join(_CHANGES[kind] for kind in kinds),
+        change,
         tuple(kinds),
+        other.first_call,
     )
 
 

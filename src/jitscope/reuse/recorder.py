@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from . import records
 from .retraces import subroutine_reports
-from .reuse_report import ReuseReport, SubroutineReport
+from .reuse_report import ReuseReport, Seconds, SubroutineReport
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,11 +28,17 @@ class Recording:
             (reuse.report(details=details) for reuse in list(self._register.programs)),
             ReuseReport(),
         )
+        subroutines = tuple(subroutine_reports(self._before).values())
+        known = sum((subroutine.seconds for subroutine in subroutines), report.seconds)
         return report + ReuseReport(
             (),
-            tuple(subroutine_reports(self._before).values()),
+            subroutines,
             tuple(
                 f"{failure.program}: {failure.reason}" for failure in list(self._register.failures)
+            ),
+            Seconds(
+                lower_s=max(0.0, self._register.lower_s - known.lower_s),
+                compile_s=max(0.0, self._register.compile_s - known.compile_s),
             ),
         )
 
@@ -46,6 +52,11 @@ class Recording:
 @contextmanager
 def recording() -> Iterator[Recording]:
     """Records what every thread traces and compiles while a with-block runs.
+
+    That is programs of `outermost_jit`, shared subroutines, those compiled on their own
+    included, and, as one sum, the seconds of everything else that JAX lowers and compiles
+    (`install` makes programs of functions of plain ``jax.jit``). What `explain` and its kin do
+    in the block is left out.
 
     Off, it costs one look-up per trace; on, a trace keeps its program, and the counting is
     done when the report is asked for. Blocks may be nested and overlap.

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ..settings import is_counting
+
 if TYPE_CHECKING:
     from .reuse import Reuse
 
@@ -57,10 +59,11 @@ _lock = threading.Lock()
 
 def note(reuse: Reuse) -> None:
     """Keeps the record of a program in every open register."""
-    with _lock:
-        _latest[next(_numbers)] = reuse
-        for register in _open:
-            register.programs.append(reuse)
+    if is_counting():
+        with _lock:
+            _latest[next(_numbers)] = reuse
+            for register in _open:
+                register.programs.append(reuse)
     from ..progress import watch  # which imports JAX; see `_listen`
 
     watch(reuse)
@@ -116,7 +119,7 @@ def _listen() -> None:
 
 
 def _on_event(event: str, duration_secs: float, **_details: object) -> None:
-    if event in (_LOWER, _COMPILE):
+    if event in (_LOWER, _COMPILE) and is_counting():
         with _lock:
             for register in _open:
                 if event == _LOWER:

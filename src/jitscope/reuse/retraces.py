@@ -5,10 +5,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import types
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 
 from ..subroutine.cores import registry
 from ..subroutine.counters import SubroutineStats
+from ..words import count
 from .reuse_report import Retrace, SubroutineReport
 
 _MAX_RETRACES = 32
@@ -37,7 +38,11 @@ def subroutine_reports(
     return {
         code: report
         for code, report in differences
-        if report.n_calls or report.n_traces or report.n_functions or report.n_plain_calls
+        if report.n_calls
+        or report.n_traces
+        or report.n_functions
+        or report.n_plain_calls
+        or report.n_compiled
     }
 
 
@@ -53,23 +58,25 @@ def subroutine_report(stats: SubroutineStats, source: str) -> SubroutineReport:
         n_functions=stats.n_functions,
         n_plain_calls=sum(stats.plain_calls.values()),
         retraces=_most_common(reasons),
+        n_compiled=stats.own.n_compiled,
+        seconds=stats.own.seconds,
     )
     return dataclasses.replace(
         report,
         problems=(
             *_problems(report),
             *(
-                f"{n} calls ran as the plain function: {reason}"
+                f"{count(n, 'call')} ran as the plain function: {reason}"
                 for reason, n in stats.plain_calls.items()
             ),
         ),
     )
 
 
-def static_values() -> dict[str, Sequence[Mapping[str, str]]]:
-    """Where each shared subroutine is defined to the static values of its signatures."""
+def subroutine_stats() -> dict[str, SubroutineStats]:
+    """Where each shared subroutine is defined to its counts, those of explanations included."""
     return {
-        _place(code): [s.static for s in counters.record(counters.name).signatures]
+        _place(code): counters.record(counters.name, with_uncounted=True)
         for code, counters in registry.all_counters()
     }
 
@@ -80,8 +87,8 @@ def _problems(report: SubroutineReport) -> list[str]:
         return ["decorated but never called: is the undecorated function called instead?"]
     if not report.n_calls:
         return [
-            "called, but never under a trace, so nothing was shared: is the function around "
-            "it compiled?"
+            "called, but never under a trace, so it was compiled on its own and nothing was "
+            "shared: is the function around it compiled?"
         ]
     if report.n_calls > 1 and not report.n_reused:
         return [f"never reused: each of its {report.n_calls} calls was traced anew"]
@@ -95,7 +102,15 @@ def _difference(now: SubroutineReport, before: SubroutineReport | None) -> Subro
         return now
     counts = {
         name: getattr(now, name) - getattr(before, name)
-        for name in ("n_calls", "n_traces", "n_reused", "n_functions", "n_plain_calls")
+        for name in (
+            "n_calls",
+            "n_traces",
+            "n_reused",
+            "n_functions",
+            "n_plain_calls",
+            "n_compiled",
+            "seconds",
+        )
     }
     reasons = collections.Counter({r.reason: r.n_traces for r in now.retraces})
     reasons.subtract({r.reason: r.n_traces for r in before.retraces})

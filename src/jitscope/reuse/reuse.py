@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 
 import jax
 
 from .. import _jax
+from ..structuring.callgraph import CallGraph
 from ..structuring.census import Body, Census
 from ..structuring.policy import Plan, Structure
 from .evidence import Evidence
-from .near_misses import Candidate, Statics, near_misses
+from .near_misses import Candidate, Subroutines, near_misses
 from .phases import Phases
-from .retraces import static_values
+from .retraces import subroutine_stats
 from .reuse_report import BodyReport, NearMiss, ProgramReport, ReuseReport
 
 _COMPILED_ONCE = (Structure.SHARED, Structure.STAGED)
@@ -29,17 +32,29 @@ class Reuse:
       plan: what was decided.
       phases: seconds spent; filled in as JAX lowers and compiles.
       evidence: the program before and after, for call sites and the like, where kept.
+      is_applied: the program that runs is structured so, rather than only looked at.
     """
 
     census: Census
     plan: Plan
     phases: Phases
     evidence: Evidence | None = dataclasses.field(default=None, repr=False, compare=False)
+    is_applied: bool = True
 
     @property
     def n_shared_calls(self) -> int:
         """Calls that stay calls where the platform allows it."""
-        return sum(body.n_uses for body in self._shared)
+        return sum(self.n_uses(body) for body in self._shared)
+
+    def n_uses(self, body: Body) -> int:
+        """Uses of a body; of a shared one, the calls that stay calls."""
+        return self._kept_uses.get(body.fingerprint.digest) or body.n_uses
+
+    @functools.cached_property
+    def _kept_uses(self) -> dict[str, int]:
+        digests = {body.fingerprint.digest for body in self._shared}
+        uses = CallGraph(self.census).uses_outside(digests) if digests else {}
+        return {digest: uses[digest] for digest in digests}
 
     @property
     def _shared(self) -> list[Body]:
@@ -49,15 +64,13 @@ class Reuse:
             if self.plan[body.fingerprint.digest].structure in _COMPILED_ONCE
         ]
 
-    def report(self, *, details: bool = True, statics: Statics | None = None) -> ReuseReport:
+    def report(self, *, details: bool = True) -> ReuseReport:
         """The record as it is now, as plain data.
 
         Args:
           details: with call sites, the jaxpr of each body and the equations by source line.
-          statics: static values of subroutines by definition, which near misses are named after;
-            by default those of this process.
         """
-        return ReuseReport((program_report(self, details, statics),))
+        return ReuseReport((program_report(self, details),))
 
     def __str__(self) -> str:
         from ..report import text  # renderers import records, never the reverse
@@ -70,11 +83,12 @@ class Reuse:
         return html.notebook(self.report())
 
 
-def program_report(reuse: Reuse, details: bool, statics: Statics | None = None) -> ProgramReport:
+def program_report(reuse: Reuse, details: bool) -> ProgramReport:
     """One program as plain data; see `Reuse.report`."""
     census, evidence = reuse.census, reuse.evidence
-    n_repeated = sum((body.n_uses - 1) * body.n_equations for body in reuse._shared)
-    missed = _near_misses(reuse, statics)
+    n_repeated = sum((reuse.n_uses(body) - 1) * body.n_equations for body in reuse._shared)
+    subroutines = subroutine_stats()
+    missed = _near_misses(reuse, subroutines)
     return ProgramReport(
         name=census.program,
         platform=jax.default_backend(),
@@ -84,21 +98,24 @@ def program_report(reuse: Reuse, details: bool, statics: Statics | None = None) 
         n_bodies_before=evidence.n_bodies_before if evidence else len(census.bodies),
         n_bodies_after=evidence.n_bodies_after if evidence else len(census.bodies),
         seconds=reuse.phases.seconds,
-        bodies=tuple(_body_report(reuse, body, details, missed) for body in census.bodies),
+        bodies=tuple(
+            _with_evidence(evidence, _body_report(reuse, body), subroutines, missed, details)
+            if evidence and body.fingerprint.digest in evidence.bodies
+            else _body_report(reuse, body)
+            for body in census.bodies
+        ),
         lines=evidence.lines() if evidence and details else (),
+        is_applied=reuse.is_applied,
     )
 
 
-def _body_report(
-    reuse: Reuse, body: Body, details: bool, missed: dict[str, tuple[NearMiss, ...]]
-) -> BodyReport:
-    digest, evidence = body.fingerprint.digest, reuse.evidence
-    decision = reuse.plan[digest]
+def _body_report(reuse: Reuse, body: Body) -> BodyReport:
+    decision = reuse.plan[body.fingerprint.digest]
     return BodyReport(
-        digest=digest,
+        digest=body.fingerprint.digest,
         name=body.name,
         source=body.source,
-        n_uses=body.n_uses,
+        n_uses=reuse.n_uses(body),
         n_executions=body.n_executions,
         n_equations=body.n_equations,
         n_heavy=body.n_heavy,
@@ -107,28 +124,59 @@ def _body_report(
         structure=str(decision.structure),
         reason=decision.reason,
         outlined=body.outlined,
-        is_backward=evidence.is_backward(digest) if evidence else False,
-        n_traces=evidence.n_traces(digest) if evidence else 1,
-        sites=evidence.sites(digest) if evidence and details else (),
-        covers=evidence.covered_by(digest) if evidence else (),
-        near_misses=missed.get(digest, ()),
-        jaxpr=evidence.jaxpr_text(digest) if evidence and details else "",
     )
 
 
-def _near_misses(reuse: Reuse, statics: Statics | None) -> dict[str, tuple[NearMiss, ...]]:
+def _with_evidence(
+    evidence: Evidence,
+    report: BodyReport,
+    subroutines: Subroutines,
+    missed: dict[str, tuple[NearMiss, ...]],
+    details: bool,
+) -> BodyReport:
+    digest = report.digest
+    is_decorated, n_traces = evidence.is_decorated(digest), evidence.n_traces(digest)
+    stats = subroutines.get(evidence.definition(digest)) if is_decorated else None
+    if is_decorated:  # a derivative is no trace of the user's code
+        n_traces = min(n_traces, stats.n_traces) if stats else 1
+    report = dataclasses.replace(
+        report,
+        name=evidence.name(digest),
+        is_backward=evidence.is_backward(digest),
+        n_traces=max(n_traces, 1),
+        sites=evidence.sites(digest) if details else (),
+        covers=evidence.covered_by(digest),
+        near_misses=missed.get(digest, ()),
+        jaxpr=evidence.jaxpr_text(digest) if details else "",
+        is_decorated=is_decorated,
+        first_call=evidence.first_call(digest),
+        operands=evidence.operands(digest),
+    )
+    reasons = collections.Counter(stats.retrace_reasons).most_common(1) if stats else []
+    if report.is_retraced and reasons:
+        report = dataclasses.replace(report, why_retraced=reasons[0][0])
+    return report
+
+
+def _near_misses(reuse: Reuse, subroutines: Subroutines) -> dict[str, tuple[NearMiss, ...]]:
     evidence = reuse.evidence
     if evidence is None:
         return {}
-    if statics is None:
-        statics = static_values()
     return near_misses(
         [
             Candidate(
-                digest, body.name, body.source, evidence.definition(digest), evidence.bodies[digest]
+                digest,
+                evidence.name(digest),
+                body.source,
+                evidence.definition(digest),
+                evidence.bodies[digest],
+                evidence.first_call(digest),
+                evidence.is_backward(digest),
+                evidence.is_differentiated(digest),
             )
             for body in reuse.census.bodies
             if (digest := body.fingerprint.digest) in evidence.bodies
+            and not evidence.is_of_jax(digest)
         ],
-        statics,
+        subroutines,
     )

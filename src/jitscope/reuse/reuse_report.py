@@ -8,6 +8,7 @@ raw counts are stored, totals and shares are properties. It knows nothing of its
 from __future__ import annotations
 
 import dataclasses
+import operator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +33,10 @@ class Seconds:
         return self.trace_s + self.lower_s + self.compile_s
 
     def __add__(self, other: Seconds) -> Seconds:
-        return Seconds(
-            *(
-                a + b
-                for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-            )
-        )
+        return Seconds(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
+
+    def __sub__(self, other: Seconds) -> Seconds:
+        return Seconds(*map(operator.sub, dataclasses.astuple(self), dataclasses.astuple(other)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +65,7 @@ class NearMiss:
       differences: what differs, one text each.
       change: what would merge the two.
       kinds: what sort of differences these are: ``"shape"``, ``"value"`` and so on.
+      first_call: as of the other body, see `BodyReport`.
     """
 
     other: str
@@ -74,11 +74,17 @@ class NearMiss:
     differences: tuple[str, ...]
     change: str
     kinds: tuple[str, ...] = ()
+    first_call: int = 0
 
     @property
     def is_shape_only(self) -> bool:
         """Whether they differ in shapes alone, which is rarely an oversight."""
         return self.kinds == ("shape",)
+
+    @property
+    def is_of_gradient(self) -> bool:
+        """Whether they differ only in what a gradient needs of them, which nobody can change."""
+        return self.kinds == ("gradient",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +95,8 @@ class BodyReport:
       digest: identity, the same in every process.
       name: of the function it was traced from.
       source: line of its first call.
-      n_uses: call sites, where every body around them counts once.
+      n_uses: call sites, where every body around them counts once; of a shared body, the calls
+        that stay calls.
       n_executions: how often it runs per call of the program, at least.
       n_equations: equations with everything nested in it.
       n_heavy: matrix products, convolutions, loops and library calls among them.
@@ -104,6 +111,10 @@ class BodyReport:
       covers: digests of smaller bodies whose calls are calls of this one.
       near_misses: bodies that are almost this one.
       jaxpr: the body as text; empty where the report was made without details.
+      is_decorated: it is a shared subroutine of the user.
+      first_call: number of its first call among the calls of all bodies of its name.
+      operands: types of its operands.
+      why_retraced: of a shared subroutine that `is_retraced`, why.
     """
 
     digest: str
@@ -124,6 +135,10 @@ class BodyReport:
     covers: tuple[str, ...] = ()
     near_misses: tuple[NearMiss, ...] = ()
     jaxpr: str = ""
+    is_decorated: bool = False
+    first_call: int = 0
+    operands: tuple[str, ...] = ()
+    why_retraced: str = ""
 
     @property
     def is_shared(self) -> bool:
@@ -207,6 +222,8 @@ class ProgramReport:
       lines: equations by source line; empty where the report was made without details.
       compiled: what the compiler made of it, where that was asked for.
       plain: what it makes of the program without jitscope, where that was asked for.
+      is_applied: what runs is this structure; False where the program was only looked at.
+      notes: what else is to be known about how the report came about.
     """
 
     name: str
@@ -221,6 +238,8 @@ class ProgramReport:
     lines: tuple[SourceCount, ...] = ()
     compiled: Compiled | None = None
     plain: Compiled | None = None
+    is_applied: bool = True
+    notes: tuple[str, ...] = ()
 
     @property
     def n_calls(self) -> int:
@@ -275,6 +294,8 @@ class SubroutineReport:
       n_plain_calls: calls that ran as the plain function.
       retraces: reasons of the traces after the first.
       problems: what is likely not as its user wants it.
+      n_compiled: how often it was compiled on its own, for calls outside any trace.
+      seconds: that took.
     """
 
     name: str
@@ -286,6 +307,8 @@ class SubroutineReport:
     n_plain_calls: int
     retraces: tuple[Retrace, ...] = ()
     problems: tuple[str, ...] = ()
+    n_compiled: int = 0
+    seconds: Seconds = Seconds()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,11 +321,14 @@ class ReuseReport:
       programs: in the order in which they were traced.
       subroutines: shared subroutines with their counts.
       failures: programs that jitscope left as they were, with the error.
+      other: seconds of lowering and compiling anything else, such as plain ``jax.jit`` functions
+        and single operations, where they were measured.
     """
 
     programs: tuple[ProgramReport, ...] = ()
     subroutines: tuple[SubroutineReport, ...] = ()
     failures: tuple[str, ...] = ()
+    other: Seconds = Seconds()
 
     def __add__(self, other: ReuseReport) -> ReuseReport:
         if not isinstance(other, ReuseReport):
@@ -311,6 +337,7 @@ class ReuseReport:
             self.programs + other.programs,
             self.subroutines + other.subroutines,
             self.failures + other.failures,
+            self.other + other.other,
         )
 
     @property

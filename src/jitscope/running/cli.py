@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from .. import __version__
-from ..report.files import replace_file
-from ..settings import strict
+from ..report.files import replace_file, save_as
+from ..reuse.reuse_report import ReuseReport
+from ..settings import is_disabled, strict
 from .after_import import after_import
 from .cli_report import add_commands
 from .script import CannotRunError, own_traceback, run_module, run_script
@@ -81,7 +82,8 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--report",
         metavar="FILE",
         type=_report_path,
-        help="write the report to FILE, replacing it, instead of to stderr",
+        help="write the report to FILE, replacing it, instead of to stderr: as one page that "
+        "works offline if FILE ends in .html, as JSON if in .json, else as text",
     )
     run.add_argument(
         "--json",
@@ -168,16 +170,19 @@ class _Report:
             if strict():
                 raise
             text = f"jitscope could not make its report: {type(error).__name__}: {error}\n"
-        self._write(text)
+        if self._path is not None and self._path.lower().endswith((".html", ".json")):
+            self._write_record(self._path)
+        else:
+            self._write(text)
         if self._json is not None:
-            self._write_json(self._json)
+            self._write_record(self._json, ".json")
 
     def _text(self) -> str:
         if not self._registers:
             return "jitscope: the script did not import JAX\n"
         from .summary import summary
 
-        return summary(self._registers[0], observed=self._observe)
+        return summary(self._registers[0], observed=self._observe, disabled=is_disabled())
 
     def _write(self, text: str) -> None:
         if self._path is None:
@@ -191,9 +196,9 @@ class _Report:
                 f"here:\n{text.rstrip()}"
             )
 
-    def _write_json(self, path: str) -> None:
+    def _write_record(self, path: str, suffix: str = "") -> None:
         try:
-            replace_file(path, self._record())
+            save_as(self._record(), path, suffix or os.path.splitext(path)[1].lower())
         except Exception as error:
             if strict() and not isinstance(error, OSError):
                 raise
@@ -202,15 +207,12 @@ class _Report:
                 f"is: {type(error).__name__}: {error}"
             )
 
-    def _record(self) -> str:
-        from ..report import json
-        from ..reuse.reuse_report import ReuseReport
-
+    def _record(self) -> ReuseReport:
         if not self._registers:
-            return json.dumps(ReuseReport())
+            return ReuseReport()
         from ..reuse.recorder import Recording
 
-        return json.dumps(Recording(self._registers[0], {}).report())
+        return Recording(self._registers[0], {}).report()
 
 
 def _say(text: str) -> None:

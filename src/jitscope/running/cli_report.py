@@ -92,6 +92,12 @@ def _quietly_if_cut_off(show: Callable[[], None]) -> None:
 def _load(options: argparse.Namespace, path: str) -> ReuseReport:
     try:
         return load(path)
+    except FileNotFoundError:
+        options.fail(
+            f"no file {path!r}. `python -m jitscope run --json {path} script.py` writes one, and "
+            f"so does jitscope.report.save(train_step.reuse(), {path!r})."
+        )
+        raise
     except (OSError, ReportFormatError) as error:
         options.fail(str(error))
         raise

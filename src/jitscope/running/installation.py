@@ -22,7 +22,7 @@ from typing import Any
 import jax
 
 from ..settings import PACKAGE
-from ..structuring.policy import Policy, PolicyLike
+from ..structuring.policy import Policy, PolicyLike, check_policy
 from .standin import Installation, InstalledPjitFunction
 
 _INTERNAL = frozenset({"jax", "jaxlib", "jitscope"})
@@ -61,11 +61,7 @@ def install(*, policy: PolicyLike | None = None, observe: bool = False) -> None:
       >>> jitscope.uninstall()
     """
     policy = Policy() if policy is None else policy
-    if not callable(policy):
-        raise TypeError(
-            f"policy must be callable from Census to Plan, such as jitscope.Policy(...), got "
-            f"{policy!r}."
-        )
+    check_policy(policy)
     with _lock:
         now = InstalledPjitFunction.current
         if now is None or (now.policy, now.observe) != (policy, observe):

@@ -201,6 +201,8 @@ class _Observer(OutermostJit):
     function itself runs no more often than it would.
     """
 
+    _is_applied = False
+
     def _structured(self, fun: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(fun)
         def observed(*args: Any, **kwargs: Any) -> Any:

@@ -5,25 +5,32 @@ from __future__ import annotations
 from ..reuse.records import Register
 from ..reuse.reuse import Reuse
 from ..reuse.reuse_report import ProgramReport, Seconds
+from ..words import count
 
 _SHOWN = 20
 """Programs shown one by one."""
 
 
-def summary(register: Register, *, observed: bool) -> str:
+def summary(register: Register, *, observed: bool, disabled: bool = False) -> str:
     """What was compiled, what repeated, and where the time went.
 
     Args:
       register: filled while the script ran.
       observed: programs were compiled as ``jax.jit`` compiles them.
+      disabled: jitscope was switched off, so that programs were not even looked at.
     """
+    if disabled and not register.programs:
+        return (
+            "jitscope: disabled by JITSCOPE_DISABLE, nothing was changed or looked at\n"
+            f"lower {register.lower_s:.2f} s, compile {register.compile_s:.2f} s in all\n"
+        )
     programs = sorted(register.programs, key=lambda reuse: -reuse.phases.seconds.cold_s)
     parts = ["\n".join(_totals(register, observed))]
     parts += [str(reuse) for reuse in programs[:_SHOWN]]
     rest = programs[_SHOWN:]
     if rest:
         parts.append(
-            f"and {_count(len(rest), 'program')} more, "
+            f"and {count(len(rest), 'program')} more, "
             f"{sum(reuse.phases.seconds.cold_s for reuse in rest):.2f} s"
         )
     return "\n\n".join(parts) + "\n"
@@ -35,9 +42,9 @@ def _totals(register: Register, observed: bool) -> list[str]:
     calls, bodies = (sum(column) for column in zip(*map(_shared, programs), (0, 0), strict=True))
     lines = [
         "jitscope: observed, nothing was changed" if observed else "jitscope: structured",
-        f"{_count(len(programs), 'program')}, {_count(n_equations, 'equation')}; "
-        f"{_count(calls, 'call')} -> {_count(bodies, 'shared body', 'shared bodies')}"
-        + (", had jitscope structured them" if observed else ""),
+        f"{count(len(programs), 'program')}, {count(n_equations, 'equation')}; "
+        f"{count(calls, 'call')} {'would become' if observed else '->'} "
+        f"{count(bodies, 'shared body', 'shared bodies')}",
         _seconds(register),
     ]
     if observed:
@@ -55,7 +62,7 @@ def _seconds(register: Register) -> str:
         0.0, register.compile_s - ours.compile_s
     )
     return (
-        f"trace {ours.trace_s:.2f} s (structuring {ours.structure_s:.2f} s), "
+        f"trace {ours.trace_s:.2f} s (jitscope's part {ours.structure_s:.2f} s), "
         f"lower {ours.lower_s:.2f} s, compile {ours.compile_s:.2f} s; "
         f"lowering and compiling anything else {other:.2f} s"
     )
@@ -65,7 +72,7 @@ def _estimate(programs: list[Reuse], n_equations: int) -> list[str]:
     repeated = sum(map(_n_repeated, programs))
     return [
         f"estimate: {_percent(repeated, n_equations)} of the equations "
-        f"({repeated:,} of {n_equations:,}) are repeats that need not be compiled again.",
+        f"({repeated:,} of {n_equations:,}) are repeats that would not be compiled again.",
         "It counts equations of the traced programs, all alike, and is no forecast of seconds: "
         "those depend on the compiler. Run without --observe to measure them.",
     ]
@@ -91,7 +98,3 @@ def _percent(part: int, whole: int) -> str:
     if not part or part == whole:
         return "100 %" if part else "0 %"
     return f"{min(max(100 * part / whole, 0.1), 99.9):.1f} %"
-
-
-def _count(n: int, one: str, many: str = "") -> str:
-    return f"{n:,} {one if n == 1 else many or one + 's'}"

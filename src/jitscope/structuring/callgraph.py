@@ -39,14 +39,17 @@ class CallGraph:
         return (self._bodies[digest] for digest in reversed(finished))
 
     def uses_outside(self, kept: Collection[str]) -> Mapping[str, int]:
-        """Call sites of each body that are not within bodies named in ``kept``."""
+        """Calls of each body that are not within bodies named in ``kept``.
+
+        Other bodies are spelled out: XLA copies them to each of their calls.
+        """
         uses = dict.fromkeys(self._bodies, 0)
         for digest, n_calls in self._program_calls.items():
             uses[digest] += n_calls
         for body in self.callers_first():
             if body.fingerprint.digest not in kept and uses[body.fingerprint.digest]:
                 for digest, n_calls in body.calls:
-                    uses[digest] += n_calls
+                    uses[digest] += n_calls * uses[body.fingerprint.digest]
         return uses
 
     def outermost_within(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from .callgraph import CallGraph
 from .census import Body, Census
@@ -25,6 +25,27 @@ class Structure(enum.Enum):
 
     def __str__(self) -> str:
         return self.name
+
+    @classmethod
+    def named(cls, value: Any, where: str) -> Structure:
+        """The structure that a user named, in lower or upper case.
+
+        Args:
+          value: a name, or the structure itself.
+          where: what the value was given to, for the message.
+
+        Raises:
+          ValueError: there is no such structure.
+        """
+        if isinstance(value, cls):
+            return value
+        try:
+            return cls(value.lower())
+        except (AttributeError, ValueError):
+            raise ValueError(
+                f"{where} got the structure {value!r}; allowed are "
+                f"{', '.join(repr(structure.value) for structure in cls)}, in lower or upper case."
+            ) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +87,20 @@ _UNPLANNED = Decision(Structure.NESTED, "the plan does not name it")
 PolicyLike: TypeAlias = Callable[[Census], Plan]
 
 
+def check_policy(policy: Any) -> None:
+    """Refuses what is no policy.
+
+    Raises:
+      TypeError: `policy` is not callable.
+    """
+    if not callable(policy):
+        raise TypeError(
+            "policy must be callable from Census to Plan, such as jitscope.Policy(min_uses=2), "
+            f"got {policy!r}. To decide for one body, decorate its function with "
+            "jitscope.shared_subroutine(structure='shared')."
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Policy:
     """The default policy, with its thresholds.
@@ -105,6 +140,15 @@ class Policy:
     min_equations_per_value: int = 4
     min_saved: int = 1100
     min_saved_gradient: int = 400
+
+    def __new__(cls, *_: Any, **settings: Any) -> Self:
+        names = [field.name for field in dataclasses.fields(Policy)]
+        if cls is Policy and (unknown := sorted(settings.keys() - set(names))):
+            raise TypeError(
+                f"Policy() got unknown setting(s) {', '.join(unknown)}. It takes "
+                f"{', '.join(names)}; help(jitscope.Policy) says what each does."
+            )
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -267,7 +267,9 @@ class Registry:
     def counters(self, code: Hashable, name: str) -> Counters:
         """The counters of all functions with one code."""
         with self._lock:
-            found = self._counters.setdefault(code, Counters(name))
+            found = self._counters.get(code)
+            if found is None:
+                found = self._counters[code] = Counters(name)
             self._counters.move_to_end(code)
             _drop_oldest(self._counters)
             return found

@@ -13,10 +13,15 @@ import threading
 from collections.abc import Hashable, Mapping
 from typing import Any
 
+from ..reuse.phases import Compilations, compilations_of
+from ..settings import is_counting
+from ..words import compiled_alone, count
 from .reasons import FIRST, Details, type_text, why_traced
 
 MAX_SIGNATURES = 512
 _COMPARED = 8  # earlier signatures that a new one is compared with
+_MAX_SHOWN = 12
+"""Different signatures that are printed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +34,7 @@ class SignatureStats:
       n_calls: calls under a trace.
       n_traces: how often the body was traced for it.
       reasons: why each of those traces was needed, first to last.
+      objects: class of each value in ``static`` that is equal to none but itself, by path.
     """
 
     avals: Mapping[str, str]
@@ -36,14 +42,16 @@ class SignatureStats:
     n_calls: int
     n_traces: int
     reasons: tuple[str, ...]
+    objects: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         parts = [f"{k}: {v}" for k, v in self.avals.items()]
         parts += [f"{k}={v}" for k, v in self.static.items()]
         if len(parts) > 8:
             parts = [*parts[:7], f"... ({len(parts) - 7} more)"]
-        lines = [f"  {self.n_calls:5d} calls {self.n_traces:4d} traces  ({', '.join(parts)})"]
-        return "\n".join(lines + [f"        traced: {reason}" for reason in self.reasons])
+        head = f"  {count(self.n_calls, 'call')}, {count(self.n_traces, 'trace')}"
+        reasons = [f"      traced: {reason}" for reason in dict.fromkeys(self.reasons)]
+        return "\n".join([f"{head}: ({', '.join(parts)})", *reasons])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +69,8 @@ class SubroutineStats:
       n_functions: how many functions with this code were decorated.
       plain_calls: reason to number of calls that ran as the plain function.
       signatures: one record each, in order of first use; the oldest are dropped past 512.
+      own: compilations of it on its own, for calls outside any trace. Only JAX's lowering and
+        compiling count, and only where no other subroutine has its name.
     """
 
     name: str
@@ -70,6 +80,7 @@ class SubroutineStats:
     n_functions: int
     plain_calls: Mapping[str, int]
     signatures: tuple[SignatureStats, ...]
+    own: Compilations = dataclasses.field(default_factory=Compilations)
 
     @property
     def retrace_reasons(self) -> tuple[str, ...]:
@@ -79,15 +90,24 @@ class SubroutineStats:
 
     def __str__(self) -> str:
         head = (
-            f"{self.name}: {self.n_calls} calls under a trace, {self.n_traces} traces, "
-            f"{self.n_reused} reused, {len(self.signatures)} signatures"
+            f"{self.name}: {count(self.n_calls, 'call')} under a trace, "
+            f"{count(self.n_traces, 'trace')}, {self.n_reused:,} reused, "
+            f"{count(len(self.signatures), 'signature')}"
         )
         if self.n_functions > 1:
-            head += f", {self.n_functions} functions with the same code"
+            head += f", {self.n_functions:,} functions with the same code"
+        lines = [head]
+        if self.own.n_compiled:
+            lines.append(f"  {compiled_alone(self.own.n_compiled, self.own.seconds)}")
         if not self.n_calls and not self.n_traces:
-            head += "\n  never called: is the undecorated function called instead?"
-        plain = [f"  {n:5d} plain calls: {reason}" for reason, n in self.plain_calls.items()]
-        return "\n".join([head, *plain, *map(str, self.signatures)])
+            lines.append("  never called: is the undecorated function called instead?")
+        lines += [f"  {count(n, 'plain call')}: {why}" for why, n in self.plain_calls.items()]
+        alike = collections.Counter(map(str, self.signatures))
+        for text, n in list(alike.items())[:_MAX_SHOWN]:
+            lines.append(text if n == 1 else f"  {count(n, 'signature')} alike, each:\n{text}")
+        if len(alike) > _MAX_SHOWN:
+            lines.append(f"  and {count(len(alike) - _MAX_SHOWN, 'signature')} more")
+        return "\n".join(lines)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +138,7 @@ class _Row:
     n_calls: int = 0
     n_traces: int = 0
     reasons: list[str] = dataclasses.field(default_factory=list)
+    objects: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 class Counters:
@@ -133,6 +154,7 @@ class Counters:
         self._rows: collections.OrderedDict[Signature, _Row] = collections.OrderedDict()
         self._plain: collections.Counter[str] = collections.Counter()
         self._n_functions = self._n_calls = self._n_traces = self._n_reused = 0
+        self._own = compilations_of(name)
 
     def decorated(self) -> None:
         """Counts one more function with this code."""
@@ -141,6 +163,8 @@ class Counters:
 
     def called(self, signature: Signature, *, traced: bool) -> None:
         """Counts one call under a trace."""
+        if not is_counting():
+            return
         with self._lock:
             self._n_calls += 1
             self._n_reused += not traced
@@ -151,7 +175,7 @@ class Counters:
     def plain(self, reason: str) -> None:
         """Counts one call that ran as the plain function."""
         with self._lock:
-            self._plain[reason] += 1
+            self._plain[reason] += is_counting()
 
     def traced(self, signature: Signature, details: Details, again: str = "") -> None:
         """Counts one trace of the body, and finds out why there was one.
@@ -163,24 +187,28 @@ class Counters:
         """
         details = dataclasses.replace(details, tree=signature.tree)
         with self._lock:
-            self._n_traces += 1
             row = self._rows.get(signature)
             reason = (again or self.always_retraced) if row is not None else ""
             if not reason:
-                reason = why_traced(
-                    details,
-                    [one.details for one in list(self._rows.values())[-_COMPARED:]],
-                    row and row.details,
-                )
+                earlier = [one.details for one in self._rows.values() if one.n_traces]
+                same = row.details if row and row.n_traces else None
+                reason = why_traced(details, earlier[-_COMPARED:], same)
             if row is None:
-                row = self._rows[signature] = _Row(details)
+                row = self._rows[signature] = _Row(details, objects=details.objects)
                 if len(self._rows) > MAX_SIGNATURES:
                     self._rows.popitem(last=False)
-            row.n_traces += 1
-            row.reasons.append(reason)
+            if is_counting():
+                self._n_traces += 1
+                row.n_traces += 1
+                row.reasons.append(reason)
 
-    def record(self, name: str) -> SubroutineStats:
-        """The counts as they are now."""
+    def record(self, name: str, *, with_uncounted: bool = False) -> SubroutineStats:
+        """The counts as they are now.
+
+        Args:
+          name: of the subroutine.
+          with_uncounted: with the signatures that were only traced to answer a question.
+        """
         with self._lock:
             rows = tuple(
                 SignatureStats(
@@ -193,8 +221,10 @@ class Counters:
                     n_calls=row.n_calls,
                     n_traces=row.n_traces,
                     reasons=tuple(row.reasons),
+                    objects=row.objects,
                 )
                 for row in self._rows.values()
+                if row.n_calls or row.n_traces or with_uncounted
             )
             return SubroutineStats(
                 name,
@@ -204,4 +234,5 @@ class Counters:
                 self._n_functions,
                 dict(self._plain),
                 rows,
+                dataclasses.replace(self._own),
             )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, overload
 
 from ..structuring.policy import Structure
-from .functions import check_traceable
+from .functions import check_static_options, check_traceable, name_of
 from .shared import SharedSubroutine
 
 _OUTERMOST_OPTIONS = (
@@ -35,7 +35,7 @@ def shared_subroutine(
     name: str | None = None,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
-    structure: str | None = None,
+    structure: Structure | str | None = None,
 ) -> Callable[[F], F]: ...
 @overload
 def shared_subroutine(
@@ -45,7 +45,7 @@ def shared_subroutine(
     name: str | None = None,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
-    structure: str | None = None,
+    structure: Structure | str | None = None,
 ) -> F: ...
 def shared_subroutine(
     fun: Any = None,
@@ -54,7 +54,7 @@ def shared_subroutine(
     name: str | None = None,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
-    structure: str | None = None,
+    structure: Structure | str | None = None,
     **unsupported: Any,
 ) -> Any:
     """Makes a function a subroutine that is traced once, however often it is called.
@@ -91,7 +91,8 @@ def shared_subroutine(
       name: shown in reports and profiles; the function's own by default.
       static_argnums: positions of arguments that are static as a whole.
       static_argnames: names of arguments that are static as a whole.
-      structure: ``"inline"``, ``"nested"`` or ``"shared"``, to decide for the policy.
+      structure: ``"inline"``, ``"nested"`` or ``"shared"``, or a `Structure`, to decide in
+        place of the policy.
       **unsupported: options of ``jax.jit`` belong on the outermost function.
 
     Returns:
@@ -126,6 +127,7 @@ def shared_subroutine(
     if fun is None:
         return functools.partial(shared_subroutine, **options)
     check_traceable(fun)
+    check_static_options("shared_subroutine", name_of(fun), options)
     return SharedSubroutine(fun, **options)
 
 
@@ -136,19 +138,19 @@ def _check_options(options: dict[str, Any]) -> None:
                 f"shared_subroutine() does not take {option}: JAX ignores or rejects it on a "
                 f"nested jit. It belongs on outermost_jit({option}=...), the outermost function."
             )
+        hint = (
+            " A policy is for a whole program: outermost_jit(policy=...). For this function alone, "
+            "structure='shared' decides."
+            if option == "policy"
+            else ""
+        )
         raise TypeError(
             f"shared_subroutine() got an unexpected option {option!r}; it takes name, "
-            "static_argnums, static_argnames and structure."
+            f"static_argnums, static_argnames and structure.{hint}"
         )
 
 
-def _checked_structure(structure: str | None) -> str | None:
-    allowed = [s.value for s in Structure]
-    if structure is None or structure in allowed:
-        return structure
-    if isinstance(structure, Structure):
-        return structure.value
-    raise ValueError(
-        f"shared_subroutine(structure={structure!r}): allowed are "
-        f"{', '.join(map(repr, allowed))}, or None to leave it to the policy."
-    )
+def _checked_structure(structure: Structure | str | None) -> str | None:
+    if structure is None:
+        return None
+    return Structure.named(structure, "shared_subroutine(structure=...)").value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
+from collections.abc import Mapping
 from typing import Any
 
 from .static import shown
@@ -27,6 +28,11 @@ def check_traceable(fun: Any) -> None:
             f"shared_subroutine() needs a callable, got {shown(fun)} of type "
             f"{type(fun).__name__}. Options are given by keyword."
         )
+    if isinstance(fun, type):
+        raise TypeError(
+            f"shared_subroutine() got the class {fun.__qualname__}, and calls of it make objects. "
+            "Decorate the method that computes, such as __call__, or pass an object of the class."
+        )
     inner = source_function(fun)
     for is_such, kind in (
         (inspect.iscoroutinefunction, "an async function"),
@@ -39,6 +45,35 @@ def check_traceable(fun: Any) -> None:
                 "trace. Make it a function that returns its results, and decorate "
                 "the part that computes with arrays."
             )
+
+
+def check_static_options(decorator: str, name: str, options: Mapping[str, Any]) -> None:
+    """Refuses numbers for the names of static arguments, and names for their numbers.
+
+    Raises:
+      TypeError: with what was given, and what is allowed.
+    """
+    for option, kind, such, other in (
+        ("static_argnames", str, "names, such as 'n' or ('n', 'mode')", "static_argnums"),
+        ("static_argnums", int, "positions, such as 1 or (1, 2)", "static_argnames"),
+    ):
+        given = options.get(option)
+        several = given if isinstance(given, (list, tuple)) else (given,)
+        wrong = [one for one in several if not isinstance(one, kind) and not _is_such(one, option)]
+        if given is not None and wrong:
+            raise TypeError(
+                f"{decorator}({option}={given!r}) of {name!r}: {option} takes {such}, got "
+                f"{shown(wrong[0])} of type {type(wrong[0]).__name__}. Did you mean {other}?"
+            )
+
+
+def _is_such(value: Any, option: str) -> bool:
+    """Whether a value may hold several, or is a number of another library."""
+    if isinstance(value, str):
+        return False
+    return hasattr(value, "__iter__") or (
+        option == "static_argnums" and hasattr(value, "__index__")
+    )
 
 
 def source_function(fun: Any) -> Any:
@@ -55,7 +90,10 @@ def name_of(fun: Any) -> str:
     """The name of a function, or of what a partial or callable object is made of."""
     while isinstance(fun, functools.partial):
         fun = fun.func
-    return str(getattr(fun, "__name__", type(fun).__name__))
+    name = str(getattr(fun, "__name__", type(fun).__name__))
+    if name.startswith("__"):  # `Block.__call__`, since every class has one
+        return ".".join(getattr(fun, "__qualname__", name).split(".")[-2:])
+    return name
 
 
 def source_of(fun: Any) -> str:

@@ -7,10 +7,14 @@ path of an argument, the name of a captured value, a setting of JAX.
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+
+from .keys import ByIdentity
 
 FIRST = "first use"
 
@@ -24,6 +28,29 @@ class Details:
     captures: Mapping[str, tuple[Hashable, str]]
     context: Mapping[str, Any]
     tree: Any = None
+
+    @property
+    def objects(self) -> dict[str, str]:
+        """Paths of values that are equal to none but themselves, with their classes."""
+        keys = {path: key for d in (self.static, self.captures) for path, (key, _) in d.items()}
+        return {path: kind for path, key in keys.items() if (kind := _class_of_object(key))}
+
+
+def _class_of_object(key: Hashable) -> str:
+    """The class of a value that is compared by identity; empty for arrays and other values."""
+    if not isinstance(key, ByIdentity) or isinstance(
+        key.value, (jax.Array, np.ndarray, types.ModuleType, type, type(None))
+    ):
+        return ""
+    return type(key.value).__name__
+
+
+def advice_on_objects(kind: str) -> str:
+    """What to do about objects of a class that JAX cannot look into."""
+    return (
+        f"register {kind} as a pytree, or make it an equinox Module, so that what it holds is an "
+        "argument; or pass its arrays as arguments; or, where it holds none, define its == and hash"
+    )
 
 
 def why_traced(new: Details, earlier: Sequence[Details], same: Details | None) -> str:
@@ -87,7 +114,13 @@ def _changed(
     texts = []
     for path in sorted(old.keys() & new.keys()):
         (old_key, old_text), (new_key, new_text) = old[path], new[path]
-        if old_key != new_key:
+        kind = _class_of_object(new_key)
+        if old_key != new_key and kind and isinstance(old_key, ByIdentity):
+            texts.append(
+                f"{what} {path}: another {kind} object, equal to none but itself (to share one "
+                f"trace, {advice_on_objects(kind)})"
+            )
+        elif old_key != new_key:
             against = (
                 f"{new_text} against {old_text}"
                 if new_text != old_text
@@ -103,11 +136,14 @@ def _type_change(path: str, old: Any, new: Any) -> list[str]:
     texts = [
         f"{name} of argument {path}: {_text(getattr(new, name))} against "
         f"{_text(getattr(old, name))}"
-        for name in ("shape", "dtype", "weak_type", "sharding")
+        for name in ("shape", "dtype", "weak_type")
         if getattr(old, name, None) != getattr(new, name, None)
         and hasattr(old, name)
         and hasattr(new, name)
     ]
+    shardings = [getattr(aval, "sharding", None) for aval in (new, old)]
+    if not texts and shardings[0] != shardings[1]:  # which follows the shape where that differs
+        texts = [f"sharding of argument {path}: {shardings[0]} against {shardings[1]}"]
     return texts or [f"type of argument {path}: {new} against {old}"]
 
 

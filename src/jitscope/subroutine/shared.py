@@ -253,6 +253,16 @@ class SharedSubroutine:
         """What another shared subroutine must equal to be the same captured value."""
         return (str(self._name), self._name.structure, self._prefix, self._fun)
 
+    def __getattr__(self, name: str) -> Any:
+        hints = {
+            "reuse": ". What was done about it tells reuse() of the outermost_jit function around",
+            "lower": ". To lower it on its own: jax.jit(layer).lower(...)",
+        }
+        raise AttributeError(
+            f"a shared subroutine has no attribute {name!r}: it has stats() and "
+            f"clear_cache(){hints.get(name, '')}."
+        )
+
     def stats(self) -> SubroutineStats:
         """How often it was called under a trace, traced and reused, and why it was traced."""
         return self._counters.record(self.__name__)

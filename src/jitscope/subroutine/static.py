@@ -7,6 +7,7 @@ values in the tree.
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -120,8 +121,11 @@ def is_leaf(value: Any) -> bool:
     return jax.tree_util.all_leaves([value])
 
 
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
 def shown(value: Any, width: int = 60) -> str:
     """A short text for a value, the same for every instance of a function or class."""
     named = getattr(value, "__qualname__", None) if callable(value) else None
-    text = named or repr(value)
+    text = _ADDRESS.sub("", named or repr(value))
     return text if len(text) <= width else text[: width - 3] + "..."

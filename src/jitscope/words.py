@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 import re
+from typing import Any
 
 _SOURCE = re.compile(r"^(?P<file>.*?):(?P<line>\d+)(?::\d+)?(?P<rest>( \(.*\))?)$", re.DOTALL)
 
 LEGEND = {
     "SHARED": "compiled once, and called",
     "STAGED": "compiled on its own, and run by the host",
-    "NESTED": "traced once; XLA copies it to each call",
+    "NESTED": "lowered once; XLA copies it to each call",
     "INLINE": "dissolved into its caller",
 }
 """What each structure means."""
@@ -32,6 +33,14 @@ def percent(part: float, whole: float) -> str:
     if 0.5 <= share <= 99.5:
         return f"{math.floor(share + 0.5)} %"  # as the script of the page rounds
     return "<1 %" if share < 50 else ">99 %"
+
+
+def compiled_alone(n: int, seconds: Any) -> str:
+    """How often a subroutine was compiled for calls outside any trace, and how long that took."""
+    return (
+        f"compiled on its own {count(n, 'time')}: lower {seconds.lower_s:.2f} s, "
+        f"compile {seconds.compile_s:.2f} s"
+    )
 
 
 def size(n_bytes: int) -> str:

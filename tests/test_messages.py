@@ -1,0 +1,170 @@
+"""What users are told when they ask for something that there is not.
+
+A row is what was done, and the pieces of the message: what was asked, what was found, what is
+allowed, what to do next.
+"""
+
+import jax.numpy as jnp
+import pytest
+
+import jitscope
+from jitscope import outermost_jit, report, shared_subroutine
+from jitscope.testing import assert_max_bodies, assert_structure
+
+X = jnp.ones(3)
+
+
+@shared_subroutine
+def layer(x):
+    return x + 1
+
+
+@outermost_jit
+def step(x):
+    return layer(layer(x))
+
+
+class Model:
+    @outermost_jit
+    def apply(self, x):
+        return x
+
+
+MISTAKES = {
+    "a number as a function": (
+        lambda: outermost_jit(3),
+        TypeError,
+        ["outermost_jit() needs a function", "got 3 of type int", "@jitscope.outermost_jit"],
+    ),
+    "a number under a decorator with options": (
+        lambda: outermost_jit(outline=False)("f"),
+        TypeError,
+        ["outermost_jit() needs a function", "got 'f' of type str"],
+    ),
+    "a class as a subroutine": (
+        lambda: shared_subroutine(Model),
+        TypeError,
+        ["got the class Model", "Decorate the method that computes"],
+    ),
+    "a position as a name": (
+        lambda: shared_subroutine(static_argnames=[1])(lambda x, n: x),
+        TypeError,
+        ["shared_subroutine(static_argnames=[1])", "got 1 of type int", "mean static_argnums?"],
+    ),
+    "a name as a position": (
+        lambda: shared_subroutine(static_argnums=("n",))(lambda x, n: x),
+        TypeError,
+        ["static_argnums takes positions", "got 'n' of type str", "mean static_argnames?"],
+    ),
+    "a position as a name, outermost": (
+        lambda: outermost_jit(lambda x, n: x, static_argnames=1),
+        TypeError,
+        ["outermost_jit(static_argnames=1)", "'n' or ('n', 'mode')", "mean static_argnums?"],
+    ),
+    "a structure as a policy": (
+        lambda: outermost_jit(lambda x: x, policy="SHARED"),
+        TypeError,
+        ["got 'SHARED'", "jitscope.Policy(", "shared_subroutine(structure='shared')"],
+    ),
+    "a structure as a policy of all": (
+        lambda: jitscope.install(policy="SHARED"),
+        TypeError,
+        ["got 'SHARED'", "jitscope.Policy("],
+    ),
+    "a policy for one subroutine": (
+        lambda: shared_subroutine(lambda x: x, policy=jitscope.Policy()),
+        TypeError,
+        ["unexpected option 'policy'", "outermost_jit(policy=...)", "structure='shared'"],
+    ),
+    "a structure that there is not": (
+        lambda: shared_subroutine(structure="inlined")(lambda x: x),
+        ValueError,
+        ["structure 'inlined'", "'inline', 'nested', 'shared'", "lower or upper case"],
+    ),
+    "a setting that there is not": (
+        lambda: jitscope.Policy(min_use=1),
+        TypeError,
+        ["unknown setting(s) min_use", "min_uses, min_equations", "help(jitscope.Policy)"],
+    ),
+    "the reuse of a subroutine": (
+        lambda: layer.reuse(),
+        AttributeError,
+        ["no attribute 'reuse'", "it has stats()", "reuse() of the outermost_jit function"],
+    ),
+    "the lowering of a subroutine": (
+        lambda: layer.lower(X),
+        AttributeError,
+        ["no attribute 'lower'", "jax.jit(layer).lower(...)"],
+    ),
+    "the stats of an outermost function": (
+        lambda: step.stats(),
+        AttributeError,
+        ["no attribute 'stats'", "reuse()", "jitscope.stats()"],
+    ),
+    "a function as a report": (
+        lambda: report.save(step, "run.html"),
+        TypeError,
+        ["save() needs a report", "<outermost_jit of step>", "that function's .reuse()"],
+    ),
+    "the counts of a subroutine as a report": (
+        lambda: report.save(layer.stats(), "run.html"),
+        TypeError,
+        ["of type SubroutineStats", "jitscope.stats()"],
+    ),
+    "a report in another format": (
+        lambda: report.save(jitscope.stats(), "run.pdf"),
+        ValueError,
+        ["'run.pdf'", ".json, .html, .txt"],
+    ),
+    "a structure without its body": (
+        lambda: assert_structure("shared", step, X),
+        TypeError,
+        ["needs a dict", "got 'shared'", "assert_structure({'layer': 'shared'}, train_step, ...)"],
+    ),
+    "a structure of no function": (
+        lambda: assert_structure({"layer": "shared"}, X),
+        TypeError,
+        ["assert_structure() needs a function", "train_step"],
+    ),
+    "a limit in the place of the function": (
+        lambda: assert_max_bodies(step, 3),
+        ValueError,
+        ["whole number from 0", "<outermost_jit of step>", "before the function"],
+    ),
+    "an audit of nothing": (
+        lambda: jitscope.audit("step"),
+        TypeError,
+        ["audit() needs a function", "got 'step' of type str", "jitscope.audit(train_step"],
+    ),
+    "a method whose object is no pytree": (
+        lambda: Model().apply(X),
+        TypeError,
+        ["'apply' is a method", "a Model object", "register Model as a pytree", "static_argnums=0"],
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake, kind, pieces", MISTAKES.values(), ids=MISTAKES)
+def test_mistake_is_answered_with_what_to_do(mistake, kind, pieces):
+    with pytest.raises(kind) as raised:
+        mistake()
+    message = "\n".join([str(raised.value), *getattr(raised.value, "__notes__", ())])
+    for piece in pieces:
+        assert piece in message, message
+
+
+@pytest.mark.parametrize("structure", ["shared", "SHARED", jitscope.Structure.SHARED])
+def test_structure_is_taken_in_any_spelling(structure):
+    body = shared_subroutine(lambda x: x * 2, structure=structure, name="asked")
+
+    @outermost_jit
+    def net(x):
+        return body(body(x))
+
+    assert_structure({"asked": structure}, net, X)
+
+
+def test_attributes_that_there_are_not_can_be_asked_for():
+    for fun in (layer, step, outermost_jit(lambda x: x)):
+        assert not hasattr(fun, "missing")
+        assert getattr(fun, "__torch_function__", None) is None
