@@ -58,7 +58,6 @@ HEAVY: frozenset[Primitive] = frozenset(
 """Equations that XLA compiles on their own, whatever surrounds them."""
 
 
-
 def _named(names: str) -> frozenset[Primitive]:
     """Those of this JAX: some are new in 0.11 and 0.12, some are not among the public ones."""
     found = (getattr(primitives, f"{n}_p", getattr(_lax, f"{n}_p", None)) for n in names.split())
