@@ -75,10 +75,10 @@ from .source import (
     wraps as wraps,
 )
 from .tracing import (
-    Boundary as Boundary,
-    Tracer as Tracer,
     NO_TRACE as NO_TRACE,
     TRACE_CONTEXT as TRACE_CONTEXT,
+    Boundary as Boundary,
+    Tracer as Tracer,
     at_top_level as at_top_level,
     call_traced as call_traced,
     closed_over_by as closed_over_by,
