@@ -1,143 +1,16 @@
-"""Compiling for a GPU that is not there, and what is read from optimised HLO.
+"""Compiling for a GPU that is not there, and what is read from optimised HLO."""
 
-The programs in `hlo/` are two calls of a body with a matrix product (a norm, a product, a tanh, a
-residual), compiled by JAX 0.12.0.1 for CPU and for an H200, once with the calls marked to be kept
-and once inlined; metadata and backend settings are left out.
-"""
-
+import functools
 import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import jitscope
-from benchmarks import gpu_target
-from benchmarks.gpu_target import Kernels, find_target_text, judge_probe, look_into
-
-HLO = Path(__file__).parent / "hlo"
-
-
-def recorded(name):
-    return (HLO / f"{name}.txt").read_text()
-
-
-# --- counting -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "kernels"),
-    [
-        ("h200_inlined", Kernels(gemms=2, fusions=3)),
-        ("h200_kept", Kernels(loop_dots=2, fusions=8)),
-        ("cpu_inlined", Kernels(gemms=2, fusions=6)),
-        ("cpu_kept", Kernels(gemms=2, fusions=6)),
-    ],
-)
-def test_kernels_of_recorded_programs(name, kernels):
-    assert look_into(recorded(name)) == kernels
-
-
-def program(*instructions, computations=""):
-    lines = "\n".join(f"  {line}" for line in instructions)
-    return f"HloModule m\n{computations}\nENTRY %main (x: f32[8,8]) -> f32[8,8] {{\n{lines}\n}}\n"
-
-
-@pytest.mark.parametrize(
-    ("instruction", "kernels"),
-    [
-        ("%p = f32[8,8]{1,0} parameter(0)", Kernels()),
-        ("%t = (f32[8]{0}, /*index=1*/f32[8]{0}) tuple(%a, %b)", Kernels()),
-        ("%b = f32[64]{0} bitcast(%a)", Kernels()),
-        ("%c = f32[8,8]{0,1} copy(%a)", Kernels(others=1)),
-        (
-            "%s = (f32[8]{0}, s32[8]{0}) sort(%a, %b), dimensions={0}, to_apply=%less",
-            Kernels(others=1),
-        ),
-        ("ROOT %d = f32[8,8]{1,0} dot(%a, %b), lhs_contracting_dims={1}", Kernels(dots=1)),
-        (
-            '%g = (f32[8,8]{1,0}, s8[4096]{0}) custom-call(%a, %b), custom_call_target="__cublas$gemm"',
-            Kernels(gemms=1),
-        ),
-        (
-            '%g = (f32[8,8]{1,0}, s8[0]{0}) custom-call(%a), custom_call_target="__cublas$lt$matmul"',
-            Kernels(gemms=1),
-        ),
-        ('%k = f32[8]{0} custom-call(%a), custom_call_target="cusolver_potrf"', Kernels(others=1)),
-        (
-            "%g = f32[8,8]{1,0} fusion(%a), kind=kCustom, calls=%product, "
-            'backend_config={"fusion_backend_config":{"kind":"__triton_nested_gemm_fusion"}}',
-            Kernels(gemms=1),
-        ),
-        ("%w = f32[8,8]{1,0} fusion(%a, %b), kind=kLoop, calls=%product", Kernels(loop_dots=1)),
-        (
-            '%t = f32[8,8]{1,0} fusion(%a), kind=kCustom, calls=%sum, backend_config={"kind":"__triton"}',
-            Kernels(fusions=1),
-        ),
-    ],
-    ids=lambda value: None if isinstance(value, Kernels) else value.split(", calls")[0][:40],
-)
-def test_kind_of_kernel(instruction, kernels):
-    computations = (
-        "\n%product (a: f32[8,8]) -> f32[8,8] {\n"
-        "  ROOT %d = f32[8,8]{1,0} dot(%a, %a), lhs_contracting_dims={1}\n}\n"
-        "\n%sum (a: f32[8,8]) -> f32[8,8] {\n"
-        "  ROOT %s = f32[8,8]{1,0} add(%a, %a)\n}\n"
-    )
-    assert look_into(program(instruction, computations=computations)) == kernels
-
-
-def test_called_computations_count_once_for_each_call():
-    twice = "\n%inner (a: f32[8,8]) -> f32[8,8] {\n  ROOT %d = f32[8,8]{1,0} dot(%a, %a)\n}\n"
-    hlo = program(
-        "%a = f32[8,8]{1,0} call(%x), to_apply=%inner",
-        "%b = f32[8,8]{1,0} call(%a), to_apply=%inner",
-        "%w = (s32[], f32[8,8]{1,0}) while(%b), condition=%c, body=%inner",
-        "%i = f32[8,8]{1,0} conditional(%w), branch_computations={%inner, %inner}",
-        computations=twice,
-    )
-    assert look_into(hlo) == Kernels(dots=5)
-
-
-def test_kernels_add_and_multiply():
-    assert Kernels(gemms=1) * 3 + Kernels(fusions=2) == Kernels(gemms=3, fusions=2)
-    assert (Kernels(gemms=1) * 3 + Kernels(fusions=2)).n_kernels == 5
-
-
-# --- the guard against kept calls where they lose -------------------------------------------------
-
-
-def test_kept_calls_on_cpu_pass_the_probe():
-    verdict = judge_probe(recorded("cpu_kept"), recorded("cpu_inlined"))
-    assert verdict.gains, verdict.reason
-
-
-def test_kept_calls_on_a_gpu_fail_the_probe_for_their_kernels():
-    verdict = judge_probe(recorded("h200_kept"), recorded("h200_inlined"))
-    assert verdict.calls_stay and not verdict.same_kernels and not verdict.gains
-    assert verdict.reason == "matrix products (gemm, dot, loop) (0, 0, 2) against (2, 0, 0) inlined"
-
-
-@pytest.mark.parametrize("platform", ["cpu", "h200"])
-def test_calls_that_are_inlined_all_the_same_fail_the_probe(platform):
-    inlined = recorded(f"{platform}_inlined")
-    verdict = judge_probe(inlined, inlined)
-    assert verdict.same_kernels and not verdict.gains
-    assert "no two calls" in verdict.reason
-
-
-def test_calls_that_multiply_the_kernels_fail_the_probe():
-    body = (
-        "\n%body (a: f32[8,8]) -> f32[8,8] {\n"
-        + "".join(f"  %c{i} = f32[8,8]{{0,1}} copy(%a)\n" for i in range(4))
-        + "}\n"
-    )
-    kept = program(
-        *(f"%{i} = f32[8,8]{{1,0}} call(%x), to_apply=%body" for i in "ab"), computations=body
-    )
-    inlined = program("%c = f32[8,8]{0,1} copy(%x)")
-    assert judge_probe(kept, inlined).reason == "8 kernels against 1 inlined"
+from benchmarks import gpu_target as command_line
+from jitscope import gpu_target
+from jitscope.gpu_target import find_target_text
 
 
 def test_memory_of_stages_counts_what_lives_between_them():
@@ -190,8 +63,96 @@ def has_plugin():
 def test_missing_plugin_says_what_to_install():
     if has_plugin():
         pytest.skip("the CUDA plugin of JAX is installed here")
-    with pytest.raises(ImportError, match=r"pip install --no-deps jax-cuda13-pjrt==.*nvjitlink"):
+    with pytest.raises(ImportError, match=r"pip install jax-cuda13-plugin==.*nvjitlink"):
         gpu_target.device("h200")
+
+
+# --- explain(target=...) --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cpu_as_target(monkeypatch):
+    """Compiles for another CPU device, so that it works without the plugin."""
+    monkeypatch.setattr(gpu_target, "device", lambda target: jax.devices()[1])
+
+
+def chain(x, n=6):
+    for _ in range(n):
+        x = jnp.tanh(x @ x) * 2 + x
+    return x
+
+
+X = jnp.full((16, 16), 0.01)
+
+
+@pytest.mark.parametrize(
+    ("fun", "args"),
+    [
+        (chain, (X,)),
+        (jitscope.outermost_jit(chain, static_argnums=1), (X, 6)),
+        (jax.jit(chain, static_argnums=1), (X, 6)),
+        (functools.partial(chain, n=6), (jax.ShapeDtypeStruct(X.shape, X.dtype),)),
+    ],
+    ids=["function", "outermost", "jitted", "partial"],
+)
+def test_explain_for_a_target_counts_what_was_compiled_for_it(fun, args, cpu_as_target):
+    (program,) = jitscope.explain(fun, *args, target="h200").programs
+    made = program.for_target
+    assert (made.target, made.n_executables, made.n_products) == ("h200", 1, 6)
+    assert made.n_fusions + made.n_others > 0 and made.peak_bytes >= X.nbytes
+    assert program.compiled is None and program.platform == "cuda"
+
+
+def test_explain_for_a_target_compiles_stages_where_these_were_asked_for(cpu_as_target):
+    body = jitscope.shared_subroutine(lambda x: jnp.tanh(x @ x) * 2 + x)
+
+    def fun(x):
+        for _ in range(6):
+            x = body(x)
+        return x
+
+    policy = jitscope.Policy(min_equations=1, min_saved=1, min_saved_light=1)
+    function = jitscope.outermost_jit(fun, staged=True, policy=policy)
+    report = jitscope.explain(function, X, target="h200")
+    made = report.programs[0].for_target
+    assert made.n_products == 6
+    assert {body.structure for body in report.programs[0].bodies} == {"STAGED"}
+    text = str(report)
+    assert "compiled for h200" in text and "launches 6 matrix products" in text
+    with pytest.raises(RuntimeError, match="traced no program"):
+        function.reuse()  # the function itself stays what it was
+
+
+def test_explain_for_a_target_takes_methods(cpu_as_target):
+    class Model:
+        scale = 2.0
+
+        @functools.partial(jitscope.outermost_jit, static_argnums=0)
+        def __call__(self, x):
+            return chain(x) * self.scale
+
+    (program,) = jitscope.explain(Model().__call__, X, target="h200").programs
+    assert program.for_target.n_products == 6
+
+
+def test_explain_for_a_target_without_arrays_says_what_to_pass():
+    with pytest.raises(ValueError, match="none of its arguments is an array.*Pass one"):
+        jitscope.explain(lambda x: x + 1, 2.0, target="h200")
+
+
+def test_unknown_target_of_explain_names_the_known_ones():
+    with pytest.raises(ValueError, match="no target 'tpu'; there are a100, b200, h100, h200"):
+        jitscope.explain(chain, X, target="tpu")
+
+
+def test_explain_says_what_to_install():
+    if has_plugin():
+        pytest.skip("the CUDA plugin of JAX is installed here")
+    with pytest.raises(ImportError, match="extra gpu-target of jitscope.*pip install jax-cuda13"):
+        jitscope.explain(chain, X, target="h200")
+
+
+# --- with the plugin ------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -215,7 +176,7 @@ def test_command_line_prints_one_record(capsys):
     before = jax.config.jax_enable_compilation_cache
     products = []
     for contender in ("jit", "outermost_staged"):
-        gpu_target.main(["transformer", contender, "--set", *sizes])
+        command_line.main(["transformer", contender, "--set", *sizes])
         record = json.loads(capsys.readouterr().out)
         products.append(record["kernels"]["gemms"] + record["kernels"]["dots"])
         assert record["versions"]["jax"] == jax.__version__
