@@ -50,7 +50,7 @@ def explain(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> ReuseRepor
     Raises:
       TypeError: `fun` is not callable. Errors of the function itself pass through.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp, jitscope
       >>> def net(x):
       ...     for _ in range(3):
