@@ -54,16 +54,28 @@ def messages():
                 yield f"{path.relative_to(SOURCE)}:{call.lineno}", found
 
 
-def on_page():
-    return re.sub(r"[\s`]+", " ", PAGE.read_text(encoding="utf-8"))
+def words_of(page):
+    return re.sub(r"[\s`]+", " ", page.read_text(encoding="utf-8"))
 
 
 def test_every_message_has_an_entry():
-    page = on_page()
+    page = words_of(PAGE)
     missing = [
         f"{where}: {text}" for where, text in messages() if text.replace("`", " ") not in page
     ]
     assert not missing, "\n".join(["not in docs/messages.md:", *missing])
+
+
+def test_every_reason_of_the_policy_is_explained():
+    tree = ast.parse((SOURCE / "structuring" / "policy.py").read_text(encoding="utf-8"))
+    reasons = [
+        key(literal(call.args[1]))
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "Decision"
+    ]
+    assert {"uses, saves", "called once"} <= set(reasons)
+    page = words_of(ROOT / "docs" / "choosing-structures.md")
+    assert not [reason for reason in reasons if reason not in page]
 
 
 def test_messages_are_found_in_the_source():
@@ -81,4 +93,4 @@ def test_every_variable_of_the_environment_is_described():
         for name in re.findall(r'"(JITSCOPE_[A-Z]+)"', path.read_text(encoding="utf-8"))
     }
     assert {"JITSCOPE_STRICT", "JITSCOPE_DISABLE", "JITSCOPE_PROGRESS"} <= read
-    assert all(name in on_page() for name in read)
+    assert all(name in words_of(PAGE) for name in read)
