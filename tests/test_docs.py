@@ -140,6 +140,14 @@ def test_names_of_the_module_on_pages_exist():
             assert name in jitscope.__all__, f"{page.name}: {name}"
 
 
+def test_every_public_name_has_its_documentation():
+    import jitscope
+
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"^::: jitscope\.(\w+)", page, re.MULTILINE))
+    assert set(jitscope.__all__) - {"__version__"} <= shown
+
+
 def test_links_between_pages_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
