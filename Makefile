@@ -4,6 +4,7 @@
 #   make test          the test suite, without the tests marked slow (MARK= runs them too)
 #   make test-matrix   the test suite on every supported JAX version
 #   make lint          ruff and pyright
+#   make docs          the documentation, into site/
 #   make bench         the tiny benchmark suite and its table
 #   make clean         remove the virtual environments and everything else that can be made again
 
@@ -22,7 +23,7 @@ PIP_FLAGS := --quiet --disable-pip-version-check
 PYTEST = JITSCOPE_STRICT=1 $(1)/bin/python -m pytest $(PYTEST_ARGS) -m "$(MARK)"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-matrix test-jax lint bench clean
+.PHONY: help demo test test-matrix test-jax lint docs bench clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -79,6 +80,18 @@ lint: $(VENV)/.lint-ready
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m pyright --pythonpath $(RUN)
+
+# An environment of its own: the pages are read from the source, so neither JAX nor jitscope is
+# installed.
+DOCS_PACKAGES = $$($(1)/bin/python -c "import tomllib; \
+    print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'])")
+
+.venv/docs/.ready: pyproject.toml
+	$(call make_venv,.venv/docs,3.11+,$(call DOCS_PACKAGES,.venv/docs))
+	@touch $@
+
+docs: .venv/docs/.ready
+	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/python -m mkdocs build --strict --quiet
 
 bench: $(VENV)/.ready
 	$(RUN) -m benchmarks --suite tiny --out results.jsonl

@@ -87,7 +87,7 @@ def audit(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> AuditReport:
       A record with the subroutines whose calls trace to different bodies though their
       arguments have one signature.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp, jitscope
       >>> calls = []
       >>> @jitscope.shared_subroutine

@@ -59,7 +59,7 @@ def explain(
       TypeError: `fun` is not callable. Errors of the function itself pass through.
       ImportError: what compiles for the target is not installed; the message says what is needed.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp, jitscope
       >>> def net(x):
       ...     for _ in range(3):

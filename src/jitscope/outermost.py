@@ -360,7 +360,7 @@ def outermost_jit(
     Raises:
       TypeError: for a ``fun`` that is not callable, or an option that ``jax.jit`` lacks.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp, jitscope
       >>> @jitscope.outermost_jit
       ... def step(x):

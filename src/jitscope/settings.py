@@ -60,7 +60,7 @@ def disabled() -> Iterator[None]:
     too). Holds for calls made in this thread or task. A ``jax.jit`` function that was traced
     outside the block keeps what it traced.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> import jitscope
       >>> @jitscope.shared_subroutine

@@ -33,7 +33,7 @@ def assert_max_traces(n: int, *, of: Callable[..., Any] | str | None = None) -> 
     Raises:
       AssertionError: with the subroutine, its counts, and why it was traced again.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp, jitscope
       >>> from jitscope.testing import assert_max_traces
       >>> @jitscope.shared_subroutine
@@ -70,7 +70,7 @@ def assert_max_bodies(
     Raises:
       AssertionError: with the bodies, and how they differ.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp, jitscope
       >>> from jitscope.testing import assert_max_bodies
       >>> @jitscope.shared_subroutine
@@ -112,7 +112,7 @@ def assert_structure(
     Raises:
       AssertionError: with the structure that was chosen, and why.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp, jitscope
       >>> from jitscope.testing import assert_structure
       >>> @jitscope.shared_subroutine

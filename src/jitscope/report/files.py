@@ -29,7 +29,7 @@ def save(report: ReuseReport | Reuse, path: str | os.PathLike[str]) -> None:
       ValueError: the path has another suffix.
       OSError: it cannot be written; a file that was there is as it was.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp, jitscope, os, tempfile
       >>> step = jitscope.outermost_jit(lambda x: jnp.sin(x) + 1)
       >>> y = step(1.0)

@@ -61,7 +61,7 @@ def recording() -> Iterator[Recording]:
     Off, it costs one look-up per trace; on, a trace keeps its program, and the counting is
     done when the report is asked for. Blocks may be nested and overlap.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp, jitscope
       >>> with jitscope.recording() as record:
       ...     y = jitscope.outermost_jit(lambda x: jnp.sin(x) + 1)(1.0)
@@ -83,7 +83,7 @@ def stats(*, details: bool = False) -> ReuseReport:
       The latest program of every outermost function that is alive, and every shared
       subroutine with its counts. See `recording` for all programs of a stretch of code.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp, jitscope
       >>> @jitscope.shared_subroutine
       ... def halve(x):

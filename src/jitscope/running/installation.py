@@ -52,7 +52,7 @@ def install(*, policy: PolicyLike | None = None, observe: bool = False) -> None:
     Raises:
       TypeError: for a policy that is not callable.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp, jitscope
       >>> jitscope.install()
       >>> step = jax.jit(lambda x: jnp.sin(x) + 1)
@@ -89,7 +89,7 @@ def installed(*, policy: PolicyLike | None = None, observe: bool = False) -> Ite
       policy: as for `install`.
       observe: as for `install`.
 
-    Example:
+    Examples:
       >>> import jax, jitscope
       >>> with jitscope.installed():
       ...     double = jax.jit(lambda x: 2 * x)

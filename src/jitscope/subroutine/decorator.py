@@ -103,7 +103,7 @@ def shared_subroutine(
         leaf is not hashable.
       ValueError: there is no such structure or argument.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp
       >>> from jitscope import shared_subroutine
       >>> @shared_subroutine

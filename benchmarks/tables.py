@@ -1,0 +1,208 @@
+"""Writes the tables of the docs from the lines that they come from.
+
+    python -m benchmarks.tables
+
+fills in what stands between `<!-- table: KIND FILE -->` and `<!-- end of table -->` on every page,
+from `benchmarks/results/FILE`. A test holds pages and lines together.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from benchmarks import environment
+from benchmarks.contenders import BASELINE
+from benchmarks.suites import label
+from jitscope.report.words import size
+
+PAGES = sorted((environment.ROOT / "docs").glob("*.md"))
+RESULTS = environment.ROOT / "benchmarks" / "results"
+
+Line = Mapping[str, Any]
+
+_TABLE = re.compile(
+    r"(?P<head><!-- table: (?P<kind>\S+) (?P<file>\S+) -->\n).*?(?P<end><!-- end of table -->)",
+    re.DOTALL,
+)
+_NAMES = {
+    "jit": "`jax.jit`",
+    "nested_jit": "nested",
+    "xla_late": "kept by hand",
+    "scan": "`lax.scan`",
+    "outermost_annotated": "jitscope, marked",
+    "outermost_plain": "jitscope",
+    "outermost_staged": "jitscope, staged",
+}
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _grouped(lines: Iterable[Line]) -> dict[str, dict[str, list[Line]]]:
+    groups: dict[str, dict[str, list[Line]]] = defaultdict(lambda: defaultdict(list))
+    for line in lines:
+        groups[label(line["program"], line["settings"])][line["contender"]].append(line)
+    return groups
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s" if value >= 0.1 else f"{value * 1e3:.3g} ms"
+
+
+def _ratio(ours: Sequence[Line], baseline: Sequence[Line], measure: Callable[[Line], float]) -> str:
+    by_round = {line["round"]: measure(line) for line in baseline}
+    ratios = [by_round[ln["round"]] / measure(ln) for ln in ours if ln["round"] in by_round]
+    if ours is baseline or not ratios:
+        return "1" if ours is baseline else "-"
+    spread = f" ({min(ratios):.2f}-{max(ratios):.2f})" if len(ratios) > 1 else ""
+    return f"{statistics.median(ratios):.2f}x{spread}"
+
+
+def _cold_cpu_s(line: Line) -> float:
+    return line["cold_cpu_s"]
+
+
+def _run_cpu_s(line: Line) -> float:
+    return statistics.median(line["run_cpu_s"])
+
+
+def processor_seconds(lines: Sequence[Line]) -> str:
+    """Processor seconds of cold start and run; ratios within a round, larger is faster."""
+    rows = []
+    for program, contenders in _grouped(lines).items():
+        for name in (known for known in _NAMES if known in contenders):
+            ours = contenders[name]
+            cells = [program.replace("=", " = "), _NAMES[name]]
+            for measure in (_cold_cpu_s, _run_cpu_s):
+                cells.append(_seconds(statistics.median(map(measure, ours))))
+                cells.append(_ratio(ours, contenders[BASELINE], measure))
+            rows.append([*cells, f"{ours[-1]['n_instructions']:,}"])
+    return _table(
+        ("program", "", "cold", "cold ratio", "run", "run ratio", "instructions"),
+        rows,
+    )
+
+
+def suite(lines: Sequence[Line]) -> str:
+    """Cold start and run time by program and contender; ratios are of processor seconds."""
+    rows = []
+    for program, contenders in _grouped(lines).items():
+        baseline = contenders[BASELINE]
+        for name in (known for known in _NAMES if known in contenders):
+            ours = contenders[name]
+            rows.append(
+                [
+                    program.replace("=", " = "),
+                    _NAMES[name],
+                    *(
+                        _seconds(statistics.median(map(measure, ours)))
+                        for measure in (
+                            lambda line: line["trace_s"] + line["lower_s"],
+                            lambda line: line["compile_s"],
+                            lambda line: statistics.median(line["run_s"]),
+                        )
+                    ),
+                    _ratio(ours, baseline, _cold_cpu_s),
+                    _ratio(ours, baseline, _run_cpu_s),
+                    f"{ours[-1]['n_instructions']:,}",
+                ]
+            )
+    return _table(
+        ("program", "", "trace, lower", "XLA", "run", "cold ratio", "run ratio", "instructions"),
+        rows,
+    )
+
+
+def sizes(lines: Sequence[Line], measure: str) -> str:
+    """A ratio of nested to flat by equations of the body and number of its calls."""
+    found = {
+        (line["n_equations"], line["n_calls"]): line[measure]
+        for line in lines
+        if line["measurement"] == "size"
+    }
+    calls = sorted({n_calls for _, n_calls in found})
+    return _table(
+        ("equations", *(f"{n} call{'s' * (n > 1)}" for n in calls)),
+        (
+            [str(length), *(f"{found[length, n_calls]:.2f}" for n_calls in calls)]
+            for length in sorted({length for length, _ in found})
+        ),
+    )
+
+
+def vmaps(lines: Sequence[Line]) -> str:
+    """What a call costs with `vmap` and `jit` in either order."""
+    return _table(
+        ("", "a call", "Python ran `f`", "instructions within `jit`"),
+        (
+            [
+                f"`{line['kind']}`",
+                f"{line['call_us']:.0f} us",
+                "once" if line["python_runs"] == 1 else "at every call",
+                str(line["n_instructions"]),
+            ]
+            for line in lines
+            if line["measurement"] == "vmap"
+        ),
+    )
+
+
+def gpu(lines: Sequence[Line]) -> str:
+    """Compile time, kernels and memory by program and contender."""
+    return _table(
+        ("program", "", "cold", "matrix products", "in plain loops", "other kernels", "memory"),
+        (
+            [
+                label(line["program"], line["settings"]).replace("=", " = "),
+                _NAMES[line["contender"]],
+                _seconds(line["cpu_s"]),
+                f"{line['kernels']['gemms']:,}",
+                f"{line['kernels']['loop_dots']:,}",
+                f"{line['kernels']['fusions'] + line['kernels']['others']:,}",
+                size(line["peak_bytes"]),
+            ]
+            for line in lines
+        ),
+    )
+
+
+KINDS: dict[str, Callable[[Sequence[Line]], str]] = {
+    "suite": suite,
+    "processor-seconds": processor_seconds,
+    "trace-and-lower": functools.partial(sizes, measure="front_ratio"),
+    "xla": functools.partial(sizes, measure="xla_ratio"),
+    "vmap": vmaps,
+    "gpu": gpu,
+}
+
+
+def filled(page: str) -> str:
+    """The page with its tables made anew."""
+
+    def table(found: re.Match[str]) -> str:
+        text = (RESULTS / found["file"]).read_text(encoding="utf-8")
+        made = KINDS[found["kind"]]([json.loads(line) for line in text.splitlines()])
+        return f"{found['head']}\n{made}\n{found['end']}"
+
+    return _TABLE.sub(table, page)
+
+
+def main() -> None:
+    """Rewrites the pages."""
+    for path in PAGES:
+        page = path.read_text(encoding="utf-8")
+        if filled(page) != page:
+            path.write_text(filled(page), encoding="utf-8")
+            print(path.relative_to(environment.ROOT))
+
+
+if __name__ == "__main__":
+    main()
