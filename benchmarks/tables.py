@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks import environment
 from benchmarks.contenders import BASELINE
 from benchmarks.suites import label
-from jitscope.report.words import size
+from jitscope.words import size
 
 PAGES = sorted((environment.ROOT / "docs").glob("*.md"))
 RESULTS = environment.ROOT / "benchmarks" / "results"
