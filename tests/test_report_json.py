@@ -175,3 +175,11 @@ def test_reports_add_up_and_are_frozen():
         one.programs = ()
     with pytest.raises(TypeError):
         one + 1
+
+
+def test_exported_records_can_be_read_back():
+    # Reading the exported name changes the module that the class says it is from.
+    exported = jitscope.ReuseReport
+    assert json.loads(json.dumps(everything())) == everything()
+    assert exported is ReuseReport
+    assert exported.__module__ == "jitscope"

@@ -18,6 +18,7 @@ import types
 import typing
 from typing import Any
 
+from ..reuse import reuse_report
 from ..reuse.reuse_report import ReuseReport
 
 FORMAT = 1
@@ -89,7 +90,8 @@ def _decoded(value: Any, kind: Any, path: str) -> Any:
 def _record(value: Any, kind: Any, path: str) -> Any:
     if not isinstance(value, dict):
         raise _wrong(path, "an object", value)
-    hints = typing.get_type_hints(kind)
+    # Exported records give `jitscope` as their module, where the types of their fields are not.
+    hints = typing.get_type_hints(kind, vars(reuse_report))
     fields = {field.name: field for field in dataclasses.fields(kind)}
     unknown = sorted(value.keys() - fields.keys())
     if unknown:
