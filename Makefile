@@ -5,7 +5,7 @@
 #   make test-matrix   the test suite on every supported JAX version
 #   make lint          ruff and pyright
 #   make docs          the documentation, into site/
-#   make bench         the tiny benchmark suite and its table
+#   make bench         the tiny benchmark suite, its table and its plots (in build/plots)
 #   make clean         remove the virtual environments and everything else that can be made again
 
 PYTHON ?= python3
@@ -93,9 +93,13 @@ DOCS_PACKAGES = $$($(1)/bin/python -c "import tomllib; \
 docs: .venv/docs/.ready
 	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/python -m mkdocs build --strict --quiet
 
-bench: $(VENV)/.ready
-	$(RUN) -m benchmarks --suite tiny --out results.jsonl
-	$(RUN) -m benchmarks.compare results.jsonl
+$(VENV)/.bench-ready: $(VENV)/.ready
+	@$(RUN) -m pip install $(PIP_FLAGS) -e '.[bench]'
+	@touch $@
+
+bench: $(VENV)/.bench-ready
+	$(RUN) -m benchmarks --suite tiny --repeats 1 --out results.jsonl
+	$(RUN) -m benchmarks.compare results.jsonl --plots build/plots
 
 clean:
 	rm -rf .venv build dist site .pytest_cache .ruff_cache .hypothesis results.jsonl

@@ -1,9 +1,10 @@
 """Turns files of JSON lines into a table of ratios between contenders.
 
-    python -m benchmarks.compare results.jsonl
+    python -m benchmarks.compare results.jsonl [--regret] [--plots DIR] [--cpu]
 
-Times of one machine drift, so contenders are compared round by round: a ratio is the median over
-the rounds of baseline / contender within a round, and its spread their smallest and largest.
+Contenders are compared round by round (`ratios`): a speed-up is the median over the rounds of
+baseline / contender within a round, and its spread their smallest and largest. Below the table are
+the goals that jitscope set itself, and on request what the policy's choices lose in hindsight.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ import argparse
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import goals, plots, regret
 from benchmarks.contenders import BASELINE, CONTENDERS
 from benchmarks.programs import PROGRAMS, agrees
-from benchmarks.record import EntryKey, Record, read
+from benchmarks.ratios import CPU, WALL, Clock, Measure, grouped, ratios
+from benchmarks.record import Record, read
 from benchmarks.suites import label
-
-Group = dict[EntryKey, dict[str, list[Record]]]
 
 
 class IncomparableError(ValueError):
@@ -57,24 +58,17 @@ def require_comparable(records: Sequence[Record], machine: Mapping[str, Any] | N
             )
 
 
-def _grouped(records: Iterable[Record]) -> Group:
-    groups: Group = defaultdict(lambda: defaultdict(list))
-    for record in records:
-        groups[record.entry][record.contender].append(record)
-    return groups
-
-
 def mismatches(records: Iterable[Record]) -> list[str]:
-    """Describes every contender whose result is not that of the baseline."""
+    """Describes every contender whose result is not that of the baseline, or of the first one."""
     wrong = []
-    for (program, settings), contenders in _grouped(records).items():
-        for reference in contenders.get(BASELINE, [])[:1]:
-            tolerance = PROGRAMS[program].tolerance
-            wrong += [
-                f"{label(program, dict(settings))}: {name} disagrees with {BASELINE}"
-                for name, ours in contenders.items()
-                if not all(agrees(one.digest, reference.digest, tolerance) for one in ours)
-            ]
+    for (program, settings), contenders in grouped(records).items():
+        reference = BASELINE if BASELINE in contenders else next(iter(contenders))
+        expected, tolerance = contenders[reference][0].digest, PROGRAMS[program].tolerance
+        wrong += [
+            f"{label(program, dict(settings))}: {name} disagrees with {reference}"
+            for name, ours in contenders.items()
+            if not all(agrees(one.digest, expected, tolerance) for one in ours)
+        ]
     return wrong
 
 
@@ -83,14 +77,11 @@ def _spread(values: Sequence[float], unit: str) -> str:
     return f"{middle} ({min(values):.3g}-{max(values):.3g})" if len(values) > 1 else middle
 
 
-def _ratios(
-    baseline: Sequence[Record], ours: Sequence[Record], measure: Callable[[Record], float]
-) -> str:
+def _speed_up(baseline: Sequence[Record], ours: Sequence[Record], measure: Measure) -> str:
     if ours is baseline:
         return "1"
-    by_round = {record.round: measure(record) for record in baseline}
-    ratios = [by_round[r.round] / measure(r) for r in ours if r.round in by_round]
-    return _spread(ratios, "x") if ratios else "-"
+    found = ratios(baseline, ours, measure)
+    return _spread(found, "x") if found else "-"
 
 
 _COLUMNS = (
@@ -99,18 +90,18 @@ _COLUMNS = (
 )
 
 
-def _row(program: str, name: str, ours: list[Record], baseline: list[Record]) -> list[str]:
+def _row(program: str, name: str, ours: Sequence[Record], baseline: Sequence[Record]) -> list[str]:
     last = ours[-1]
     compile_rss_bytes = last.rss_compiled_bytes - last.rss_before_bytes
     return [
         program,
         name,
         _spread([record.cold_s for record in ours], ""),
-        _ratios(baseline, ours, lambda record: record.cold_s),
-        _ratios(baseline, ours, lambda record: record.cold_cpu_s),
+        _speed_up(baseline, ours, WALL.cold),
+        _speed_up(baseline, ours, CPU.cold),
         _spread([record.median_run_s * 1e3 for record in ours], ""),
-        _ratios(baseline, ours, lambda record: record.median_run_s),
-        _ratios(baseline, ours, lambda record: record.median_run_cpu_s),
+        _speed_up(baseline, ours, WALL.run),
+        _speed_up(baseline, ours, CPU.run),
         str(last.n_instructions),
         f"{last.temp_bytes / 1e6:.3g}",
         f"+{compile_rss_bytes / 1e6:.0f}",
@@ -126,7 +117,7 @@ def table(records: Sequence[Record], baseline: str = BASELINE) -> str:
     """
     order = list(CONTENDERS)
     rows = [list(_COLUMNS)]
-    for (program, settings), contenders in _grouped(records).items():
+    for (program, settings), contenders in grouped(records).items():
         for name in sorted(contenders, key=order.index):
             rows.append(
                 _row(
@@ -144,8 +135,20 @@ def table(records: Sequence[Record], baseline: str = BASELINE) -> str:
     )
 
 
-def report(records: Sequence[Record], baseline: str = BASELINE) -> str:
-    """Returns a table for each set of versions, under a line that says where it was measured."""
+def report(
+    records: Sequence[Record],
+    baseline: str = BASELINE,
+    clock: Clock = WALL,
+    with_regret: bool = False,
+) -> str:
+    """Returns a table for each set of versions, under a line that says where it was measured.
+
+    Args:
+        records: Measurements of one machine.
+        baseline: The contender that the speed-ups of the table are against.
+        clock: What goals and regret are judged by.
+        with_regret: Whether to add what the policy's choices lose in hindsight.
+    """
     require_comparable(records)
     by_versions: dict[tuple[tuple[str, str], ...], list[Record]] = defaultdict(list)
     for record in records:
@@ -155,7 +158,12 @@ def report(records: Sequence[Record], baseline: str = BASELINE) -> str:
         where = ", ".join(f"{name} {version}" for name, version in versions)
         commits = ", ".join(sorted({record.commit for record in group}))
         machine = ", ".join(f"{name} {value}" for name, value in group[0].machine.items())
-        parts.append(f"{where}; commit {commits}\n{machine}\n\n{table(group, baseline)}")
+        parts += [
+            f"{where}; commit {commits}\n{machine}",
+            table(group, baseline),
+            goals.summary(group, clock),
+            *([regret.table(group, clock)] if with_regret else []),
+        ]
     return "\n\n".join([*parts, *(f"WRONG RESULT: {line}" for line in mismatches(records))])
 
 
@@ -164,6 +172,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare")
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--baseline", choices=CONTENDERS, default=BASELINE)
+    parser.add_argument("--regret", action="store_true", help="what the policy loses in hindsight")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="draw plots into a directory")
+    parser.add_argument(
+        "--cpu", action="store_true", help="judge by processor time, on a machine others use too"
+    )
     options = parser.parse_args(arguments)
     missing = [str(path) for path in options.files if not path.is_file()]
     if missing:
@@ -171,10 +184,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"no file {', '.join(missing)}. `python -m benchmarks --suite cpu --out FILE` writes "
             "one."
         )
-    records = read(options.files)
+    records, clock = read(options.files), CPU if options.cpu else WALL
     try:
-        print(report(records, options.baseline))
-    except IncomparableError as error:
+        print(report(records, options.baseline, clock, options.regret))
+        if options.plots:
+            for path in plots.draw(records, options.plots, clock):
+                print(f"drawn: {path}")
+    except (IncomparableError, plots.PlotsUnavailableError) as error:
         print(error, file=sys.stderr)
         return 2
     return 1 if mismatches(records) else 0

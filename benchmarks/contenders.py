@@ -6,6 +6,7 @@ A contender says what becomes of the program's repeated body (`share`) and of it
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,12 +26,21 @@ def _inlined_late_by_xla(fun: Fun) -> Fun:
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to compile a program; `scan` asks for the program's hand-written scan."""
+    """One way to compile a program.
+
+    Attributes:
+        name: What the command line calls it.
+        outermost: What becomes of the outermost function.
+        share: What becomes of the program's repeated body.
+        scan: Whether it takes the program's hand-written scan instead.
+        runs: Whether `measure` can time it; False for what only `gpu_target` compiles.
+    """
 
     name: str
     outermost: Callable[[Fun], Fun]
     share: Share = _unchanged
     scan: bool = False
+    runs: bool = True
 
     @property
     def works_here(self) -> bool:
@@ -56,7 +66,8 @@ class Contender:
         return Case(self.outermost(case.fun), case.args, case.finish)
 
 
-# The first is the baseline: the others' results are checked against it.
+# The first is the baseline: the others' results are checked against it. A row is all that a new
+# contender needs; every suite, the tests and the plots take it up.
 CONTENDERS: dict[str, Contender] = {
     contender.name: contender
     for contender in (
@@ -66,6 +77,10 @@ CONTENDERS: dict[str, Contender] = {
         Contender("scan", jax.jit, scan=True),
         Contender("outermost_annotated", jitscope.outermost_jit, share=jitscope.shared_subroutine),
         Contender("outermost_plain", jitscope.outermost_jit),
+        # Traced, it is not cut into stages yet, so its phases cannot be timed one by one.
+        Contender(
+            "outermost_staged", functools.partial(jitscope.outermost_jit, staged=True), runs=False
+        ),
     )
 }
 BASELINE = "jit"

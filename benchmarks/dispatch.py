@@ -153,13 +153,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.json:
         print(table(found))
         return
-    where = {
-        "machine": environment.machine(),
-        "versions": environment.versions(),
-        "commit": environment.commit(),
-    }
     for one in found:
-        print(json.dumps(asdict(one) | where))
+        print(json.dumps(asdict(one) | environment.where()))
 
 
 if __name__ == "__main__":

@@ -73,6 +73,11 @@ def commit() -> str:
         return "unknown"
 
 
+def where() -> dict[str, Any]:
+    """What a line of JSON says about where it was measured."""
+    return {"machine": machine(), "versions": versions(), "commit": commit()}
+
+
 def _git(*arguments: str) -> str:
     command = ["git", *arguments]
     return subprocess.run(

@@ -9,6 +9,7 @@ only cold once.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import re
 import time
@@ -22,6 +23,7 @@ from benchmarks.contenders import CONTENDERS, Contender
 from benchmarks.programs import PROGRAMS, Program, digest
 from benchmarks.programs.program import Fun, Settings
 from benchmarks.record import Record
+from jitscope.hlo import look_into
 
 # A sample shorter than this measures the clock and the scheduler more than the program.
 _MIN_SAMPLE_S = 0.005
@@ -59,6 +61,19 @@ def _samples(fun: Fun, args: Sequence[Any], repeats: int) -> tuple[int, list[_Sa
     return n_calls, [sample(n_calls) for _ in range(repeats)]
 
 
+def _structure(fun: Any) -> dict[str, int]:
+    """What `outermost_jit` made of a program that it has traced; nothing for other functions."""
+    if not hasattr(fun, "reuse"):
+        return {}
+    reuse = fun.reuse()
+    (report,) = reuse.report(details=False).programs
+    return {
+        "equations": report.n_equations,
+        "compiled_equations": report.n_compiled,
+        "kept_calls": reuse.n_shared_calls,
+    }
+
+
 def measure(
     program: Program,
     contender: Contender,
@@ -84,11 +99,14 @@ def measure(
     rss_before_bytes, cpu_start = environment.peak_rss_bytes(), time.process_time()
     traced, trace_s = _timed(lambda: case.fun.trace(*case.args))
     lowered, lower_s = _timed(traced.lower)
+    lowered_cpu = time.process_time()
     compiled, compile_s = _timed(lowered.compile)
-    cold_cpu_s = time.process_time() - cpu_start
+    compiled_cpu = time.process_time()
     rss_compiled_bytes = environment.peak_rss_bytes()
     # JAX finds the executable that `compile` made, so this call compiles nothing.
     result, first_call_s = _timed(lambda: jax.block_until_ready(case.fun(*case.args)))
+    text = compiled.as_text()
+    kernels = {} if jax.default_backend() == "cpu" else dataclasses.asdict(look_into(text))
     n_calls, samples = _samples(case.fun, case.args, run_repeats)
     return Record(
         program=program.name,
@@ -102,9 +120,9 @@ def measure(
         run_s=[one.run_s for one in samples],
         calls_per_sample=n_calls,
         dispatch_s=[one.dispatch_s for one in samples],
-        cold_cpu_s=cold_cpu_s,
+        cold_cpu_s=compiled_cpu - cpu_start,
         run_cpu_s=[one.cpu_s for one in samples],
-        n_instructions=len(_INSTRUCTION.findall(compiled.as_text())),
+        n_instructions=len(_INSTRUCTION.findall(text)),
         temp_bytes=compiled.memory_analysis().temp_size_in_bytes,
         rss_before_bytes=rss_before_bytes,
         rss_compiled_bytes=rss_compiled_bytes,
@@ -113,6 +131,9 @@ def measure(
         versions=environment.versions(),
         commit=environment.commit(),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        compile_cpu_s=compiled_cpu - lowered_cpu,
+        structure=_structure(case.fun),
+        kernels=kernels,
     )
 
 
@@ -137,6 +158,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{program.name} has no setting {', '.join(sorted(unknown))}; "
             f"it has {', '.join(program.full)}"
         )
+    if not contender.runs:
+        parser.error(f"{contender.name} can only be compiled: python -m benchmarks.gpu_target")
     if not contender.covers(program):
         parser.error(f"{contender.name} cannot compile {program.name} on JAX {jax.__version__}")
     settings = dict(program.full) | dict(options.set)

@@ -40,6 +40,10 @@ class Record:
         versions: Versions of Python, JAX, jitscope and the packages that programs use.
         commit: The checkout's commit, with `+` behind it if files differ from it.
         date: The UTC time at the end of the measurement, ISO 8601.
+        compile_cpu_s: Processor seconds XLA took; 0 in records older than this field.
+        structure: What `outermost_jit` made of the program: `equations` before,
+            `compiled_equations` after, and `kept_calls`. Empty for other contenders.
+        kernels: What one run launches, as `jitscope.hlo.Kernels` counts it; empty on CPU.
     """
 
     program: str
@@ -64,6 +68,9 @@ class Record:
     versions: Mapping[str, str]
     commit: str
     date: str
+    compile_cpu_s: float = 0.0
+    structure: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    kernels: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def cold_s(self) -> float:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from benchmarks.programs import PROGRAMS, frameworks
-from benchmarks.programs.program import Program
+from benchmarks.programs.program import Program, Settings
 from benchmarks.record import EntryKey, entry_key
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A program with all of its settings."""
+    """A program with all of its settings.
+
+    Attributes:
+        program: The program.
+        settings: Its settings, all of them.
+        most_rounds: Contender to the number of rounds after which it has been measured enough.
+    """
 
     program: Program
     settings: Mapping[str, int]
+    most_rounds: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def key(self) -> EntryKey:
@@ -42,22 +49,51 @@ def label(program: str, settings: Mapping[str, int]) -> str:
     return " ".join([program, *shown])
 
 
-def _full(program: str, **changed: int) -> Entry:
-    return Entry(PROGRAMS[program], dict(PROGRAMS[program].full) | changed)
+def _full(
+    program: str, changed: Settings | None = None, most_rounds: Mapping[str, int] | None = None
+) -> Entry:
+    settings = {**PROGRAMS[program].full, **(changed or {})}
+    return Entry(PROGRAMS[program], settings, most_rounds or {})
 
+
+# Flat, an LSTM of 64 steps takes XLA most of a minute and 48 layers take several, which once is
+# enough; 96 layers take half an hour.
+_NESTED_ONCE = {"nested_jit": 1, "xla_late": 1}
+_FLAT_ONCE = {"jit": 1, **_NESTED_ONCE}
+_FLAT_NEVER = {name: 0 for name in _FLAT_ONCE}
+_NARROW = {"width": 64, "feed_forward": 256}
+_WIDE = {"width": 512, "heads": 8, "feed_forward": 2048}
+_OTHERS = [
+    _full(program.name, most_rounds=_NESTED_ONCE if program.name == "lstm" else None)
+    for program in PROGRAMS.values()
+    if program.name != "transformer" and not program.packages
+]
+_FRAMEWORKS = [_full(program.name) for program in frameworks.PROGRAMS]
 
 SUITES: dict[str, list[Entry]] = {
     "tiny": [Entry(program, program.tiny) for program in PROGRAMS.values() if not program.packages],
+    # Programs of packages that are not installed are left out. Sized for less
+    # than 90 minutes on two cores that nothing else uses.
     "cpu": [
-        _full("seed2022"),
-        _full("nothing_shared"),
-        *(_full("transformer", layers=layers) for layers in (2, 12, 24, 48)),
+        *_OTHERS,
+        *(_full("transformer", {"layers": layers}) for layers in (2, 6, 12, 24)),
+        _full("transformer", {"layers": 48}, _FLAT_ONCE),
+        _full("transformer", {"layers": 96}, _FLAT_NEVER),
+        _full("transformer", _NARROW),
+        _full("transformer", _WIDE),
+        *_FRAMEWORKS,
     ],
     # The table of the README: minutes instead of an hour.
     "readme": [
         _full("seed2022"),
         _full("nothing_shared"),
-        *(_full("transformer", layers=layers) for layers in (12, 24)),
+        *(_full("transformer", {"layers": layers}) for layers in (12, 24)),
     ],
-    "frameworks": [_full(program.name) for program in frameworks.PROGRAMS],
+    "frameworks": _FRAMEWORKS,
+    # Also what `gpu-target` compiles: programs whose layers are many and heavy, and one that fuses.
+    "gpu": [
+        *(_full("transformer", {"layers": layers}) for layers in (12, 36)),
+        _full("transformer", _WIDE),
+        *map(_full, ("resnet50", "unet", "lstm", "mixture_of_experts", "small_bodies")),
+    ],
 }

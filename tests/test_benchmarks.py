@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib.util
 import json
 import math
 
@@ -9,27 +10,17 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import __main__ as suite_runner, compare, demo, dispatch, environment
+import jitscope
+from benchmarks import __main__ as suite_runner, compare, demo, dispatch, environment, outlining
 from benchmarks.contenders import BASELINE, CONTENDERS
 from benchmarks.measure import measure
 from benchmarks.programs import PROGRAMS, agrees, digest
 from benchmarks.record import Record, read
-from benchmarks.suites import SUITES, label
+from benchmarks.suites import SUITES, Entry, label
 
 # `test_frameworks` covers the programs that need other packages.
-# What people do without jitscope rarely rots, but takes longest to compile.
-SLOW = {("transformer", name) for name in ("nested_jit", "xla_late", "scan")}
-PAIRS = [
-    pytest.param(
-        program,
-        contender,
-        id=f"{program.name}-{contender.name}",
-        marks=[pytest.mark.slow] if (program.name, contender.name) in SLOW else [],
-    )
-    for program in PROGRAMS.values()
-    for contender in CONTENDERS.values()
-    if contender.name != BASELINE and contender.covers(program) and not program.packages
-]
+OWN_PROGRAMS = [program for program in PROGRAMS.values() if not program.packages]
+each_program = pytest.mark.parametrize("program", OWN_PROGRAMS, ids=lambda program: program.name)
 
 
 @functools.cache
@@ -38,12 +29,42 @@ def tiny_record(program: str, contender: str) -> Record:
     return measure(PROGRAMS[program], CONTENDERS[contender], settings, run_repeats=2)
 
 
-@pytest.mark.parametrize(("program", "contender"), PAIRS)
-def test_contender_computes_what_the_baseline_computes(program, contender):
-    ours, reference = tiny_record(program.name, contender.name), tiny_record(program.name, BASELINE)
-    assert agrees(ours.digest, reference.digest, program.tolerance)
-    assert ours.n_instructions > 0
-    assert len(ours.run_s) == 2
+def assert_all_agree(program, contenders):
+    reference = tiny_record(program.name, BASELINE)
+    assert contenders
+    for contender in contenders:
+        ours = tiny_record(program.name, contender.name)
+        assert agrees(ours.digest, reference.digest, program.tolerance), contender.name
+        assert ours.n_instructions > 0
+        assert len(ours.run_s) == 2
+
+
+def split_contenders(program):
+    covering = [one for one in CONTENDERS.values() if one.runs and one.covers(program)]
+    ours = [one for one in covering if one.outermost is not jax.jit]
+    return ours, [one for one in covering if one not in ours and one.name != BASELINE]
+
+
+@each_program
+def test_jitscope_computes_what_the_baseline_computes(program):
+    ours, _ = split_contenders(program)
+    assert_all_agree(program, ours)
+    structure = tiny_record(program.name, "outermost_plain").structure
+    assert structure["equations"] >= structure["compiled_equations"] > 0
+
+
+# What people do without jitscope rarely rots, but takes longest to compile.
+@pytest.mark.slow
+@each_program
+def test_other_contenders_compute_what_the_baseline_computes(program):
+    _, others = split_contenders(program)
+    assert_all_agree(program, others)
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_sizes_of_a_program_have_the_same_settings(program):
+    assert program.full.keys() == program.tiny.keys()
+    assert program.depth(program.full) >= program.depth(program.tiny) >= 1
 
 
 def test_digest_notices_one_changed_element():
@@ -90,6 +111,8 @@ def test_different_machines_are_refused():
 def test_wrong_result_is_reported():
     record = tiny_record("seed2022", BASELINE)
     wrong = dataclasses.replace(record, contender="scan", digest=[1.0, 2.0, 3.0])
+    later = dataclasses.replace(wrong, contender="nested_jit", digest=record.digest)
+    assert compare.mismatches([wrong, later]) == ["seed2022 tiny: nested_jit disagrees with scan"]
     assert compare.mismatches([record, record]) == []
     assert compare.mismatches([record, wrong]) == ["seed2022 tiny: scan disagrees with jit"]
 
@@ -112,6 +135,66 @@ def test_contenders_alternate_within_a_round():
         *((entries[0], "nested_jit"), (entries[0], "jit")),
         *((entries[1], "nested_jit"), (entries[1], "jit")),
     ]
+
+
+def test_contender_stops_after_the_rounds_that_an_entry_allows_it():
+    contenders = [CONTENDERS[name] for name in ("jit", "nested_jit", "outermost_plain")]
+    program = PROGRAMS["seed2022"]
+    entry = Entry(program, program.tiny, most_rounds={"jit": 1, "nested_jit": 0})
+    made = [
+        (task.contender.name, task.round) for task in suite_runner.tasks([entry], contenders, 2)
+    ]
+    assert sorted(made) == [("jit", 0), ("outermost_plain", 0), ("outermost_plain", 1)]
+
+
+def test_every_program_is_in_the_cpu_suite():
+    assert {entry.program.name for entry in SUITES["cpu"]} == PROGRAMS.keys()
+    for entry in SUITES["cpu"]:
+        assert entry.most_rounds.keys() <= CONTENDERS.keys()
+
+
+def test_gpu_suite_says_what_it_needs(capsys):
+    if jax.default_backend() == "gpu":
+        pytest.skip("there is a GPU")
+    assert suite_runner.main(["--suite", "gpu"]) == 2
+    message = capsys.readouterr().err
+    assert "needs a GPU" in message
+    assert "JAX found cpu" in message
+    assert "gpu-target:h200" in message
+
+
+def test_compilations_for_a_target_are_kept_with_their_round(tmp_path):
+    entry, contender = SUITES["gpu"][0], CONTENDERS["outermost_staged"]
+    first, second = suite_runner.tasks([entry], [contender], 2, target="h200")
+    line = {
+        "program": entry.program.name,
+        "contender": contender.name,
+        "target": "h200",
+        "settings": dict(entry.settings),
+        "trace_s": 1.0,
+        "compile_s": 2.0,
+        "kernels": {"gemms": 3, "fusions": 4},
+        "versions": environment.versions(),
+    }
+    kept, in_words = first.finish(json.dumps(line))
+    assert in_words == "cold 3.00 s, 7 kernels"
+    out = tmp_path / "results.jsonl"
+    assert suite_runner.finished_targets(out, "h200") == set()
+    out.write_text(kept + "\n")
+    assert suite_runner.finished_targets(out, "h200") == {first.key} != {second.key}
+    assert suite_runner.finished_targets(out, "a100") == set()
+
+
+@pytest.mark.slow
+def test_target_suite_stops_at_once_without_the_compiler(tmp_path, capsys):
+    if importlib.util.find_spec("jax_plugins.xla_cuda13") is not None:
+        pytest.skip("the compiler for GPUs is installed")
+    out = tmp_path / "results.jsonl"
+    options = ["--programs", "small_bodies", "lstm", "--contenders", "jit", "--out", str(out)]
+    assert suite_runner.main(["--suite", "gpu-target:h200", *options]) == 1
+    printed = capsys.readouterr().out
+    assert "pip install" in printed
+    assert printed.count("FAILED") == 1
 
 
 def test_finished_measurements_are_not_made_again():
@@ -147,6 +230,25 @@ def test_dispatch_covers_every_contender():
     assert {one.contender for one in found} >= {"jit", "outermost_jit", "shared_subroutine"}
     assert all(math.isfinite(one.ratio) for one in found)
     assert "tree of 3 leaves" in dispatch.table(found)
+
+
+@pytest.mark.parametrize("program", outlining.PROGRAMS)
+def test_outlining_is_measured_on_a_program_of_the_size_asked_for(program):
+    found = outlining.measure(program, 300, turns=1)
+    assert 200 <= found.n_equations <= 450
+    assert found.outlining_s == found.outlined_s[0] - found.structured_s[0]
+    assert found.us_per_equation == pytest.approx(found.outlining_s / found.n_equations * 1e6)
+    assert str(found.n_equations) in outlining.table([found])
+
+
+def test_outlining_finds_repeats_in_one_of_its_two_programs_only():
+    kept = {}
+    for name, make in outlining.PROGRAMS.items():
+        fun, args = make(1000)
+        outermost = jitscope.outermost_jit(fun)
+        outermost.trace(*args)
+        kept[name] = max((body.n_uses for body in outermost.reuse().census.bodies), default=0)
+    assert kept["repetitive"] > 10 > kept["irregular"]
 
 
 def test_demo_trains_alike_with_and_without_jitscope():

@@ -1,13 +1,28 @@
 """The programs that are measured, and the check that two contenders computed the same.
 
-Each module here describes one `Program`, except for `frameworks`. Its repeated body goes through a
-function `share` that the contender chooses, so one source serves every contender; only a
-hand-written scan is separate code.
+Each module here describes one `Program`, except for `frameworks` (several) and `layers` (what
+others are made of). A program's repeated body goes through a function `share` that the contender
+chooses, so one source serves every contender; only a hand-written scan is separate code.
 """
 
 from __future__ import annotations
 
-from benchmarks.programs import frameworks, nothing_shared, seed2022, transformer
+from benchmarks.programs import (
+    adamw,
+    frameworks,
+    hmc_leapfrog,
+    lstm,
+    message_passing,
+    mixture_of_experts,
+    mlp,
+    nothing_shared,
+    resnet50,
+    runge_kutta,
+    seed2022,
+    small_bodies,
+    transformer,
+    unet,
+)
 from benchmarks.programs.program import Case, Program, agrees, digest
 
 __all__ = ["PROGRAMS", "Case", "Program", "agrees", "digest"]
@@ -15,7 +30,19 @@ __all__ = ["PROGRAMS", "Case", "Program", "agrees", "digest"]
 PROGRAMS: dict[str, Program] = {
     program.name: program
     for program in (
-        *(transformer.PROGRAM, seed2022.PROGRAM, nothing_shared.PROGRAM),
+        transformer.PROGRAM,
+        seed2022.PROGRAM,
+        nothing_shared.PROGRAM,
+        resnet50.PROGRAM,
+        unet.PROGRAM,
+        mixture_of_experts.PROGRAM,
+        message_passing.PROGRAM,
+        lstm.PROGRAM,
+        runge_kutta.PROGRAM,
+        mlp.PROGRAM,
+        adamw.PROGRAM,
+        hmc_leapfrog.PROGRAM,
+        small_bodies.PROGRAM,
         *frameworks.PROGRAMS,
     )
 }

@@ -14,7 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.programs.program import Case, Program, Settings, Share
+from benchmarks.programs.program import (
+    Case,
+    Program,
+    Settings,
+    Share,
+    layers_setting,
+)
 
 # In the first step, Adam divides a gradient by its own size, so that where a gradient is zero up to
 # rounding (the bias of attention's keys) only this keeps rounding from deciding the sign of a step.
@@ -322,10 +328,20 @@ _TINY_DECODER = {"layers": 6, "width": 16, "heads": 2, "vocabulary": 11, "batch"
 
 
 def _program(
-    make: Callable[..., Case], packages: tuple[str, ...], full: Settings, tiny: Settings
+    make: Callable[..., Case],
+    packages: tuple[str, ...],
+    full: Settings,
+    tiny: Settings,
+    depth: Callable[[Settings], int] = layers_setting,
 ) -> Program:
     return Program(
-        make.__name__, full=full, tiny=tiny, make=make, has_marks=False, packages=packages
+        make.__name__,
+        full=full,
+        tiny=tiny,
+        make=make,
+        depth=depth,
+        has_marks=False,
+        packages=packages,
     )
 
 
@@ -349,12 +365,14 @@ PROGRAMS = (
         ("diffrax", "equinox"),
         full={"steps": 12, "width": 32, "depth": 3, "batch": 32},
         tiny={"steps": 6, "width": 4, "depth": 1, "batch": 2},
+        depth=lambda settings: settings["steps"],
     ),
     _program(
         haiku_resnet50,
         ("haiku", "optax"),
         full={"channels": 64, "size": 32, "batch": 8},
         tiny={"channels": 8, "size": 8, "batch": 4},
+        depth=lambda settings: 16,
     ),
     _program(mjx_step, ("mujoco", "mujoco.mjx"), full={"legs": 6}, tiny={"legs": 4}),
     _program(

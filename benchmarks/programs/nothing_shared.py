@@ -49,4 +49,5 @@ PROGRAM = Program(
     full={"layers": 40, "width": 64, "step": 4, "batch": 32},
     tiny={"layers": 3, "width": 8, "step": 2, "batch": 4},
     make=make,
+    depth=lambda settings: 1,
 )

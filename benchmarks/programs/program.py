@@ -31,6 +31,11 @@ class Case:
     finish: Callable[[Any], Any] = lambda result: result
 
 
+def layers_setting(settings: Settings) -> int:
+    """The depth of most programs: their setting `layers`, or 1."""
+    return settings.get("layers", 1)
+
+
 @dataclass(frozen=True)
 class Program:
     """A computation in several sizes.
@@ -42,6 +47,7 @@ class Program:
         make: Builds the case; called with `share` and the settings as keywords.
         make_scan: The same with a hand-written `lax.scan`, or None where it cannot be written so.
         tolerance: The relative difference allowed between two contenders' results.
+        depth: How many equal layers, steps or calls follow one another, given the settings.
         has_marks: Whether `make` puts `share` on something.
         packages: What it needs beside JAX, by the names they are imported by.
     """
@@ -52,6 +58,7 @@ class Program:
     make: Callable[..., Case]
     make_scan: Callable[..., Case] | None = None
     tolerance: float = 1e-3
+    depth: Callable[[Settings], int] = layers_setting
     has_marks: bool = True
     packages: tuple[str, ...] = ()
 

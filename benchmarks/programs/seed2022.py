@@ -52,4 +52,5 @@ PROGRAM = Program(
     tiny={"calls": 4, "operations": 32},
     make=make,
     make_scan=make_scan,
+    depth=lambda settings: settings["calls"],
 )

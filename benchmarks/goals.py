@@ -1,0 +1,113 @@
+"""Whether jitscope reaches its goals: records -> one line a goal.
+
+A goal is about `outermost_jit` against the same code under `jax.jit`. *Deep* programs are those in
+which at least twelve equal layers, steps or calls follow one another.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.contenders import BASELINE
+from benchmarks.programs import PROGRAMS
+from benchmarks.ratios import Clock, Measure, grouped, ratio
+from benchmarks.record import EntryKey, Record
+from benchmarks.suites import label
+
+DEEP = 12
+_PLAIN, _ANNOTATED = "outermost_plain", "outermost_annotated"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A figure, and what it should be.
+
+    Attributes:
+        name: What is looked at.
+        value: The figure.
+        limit: What it has to be at least or at most.
+        at_least: Which of the two.
+        where: What the figure is made of or comes from.
+    """
+
+    name: str
+    value: float
+    limit: float
+    at_least: bool
+    where: str
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the goal is reached."""
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+    def __str__(self) -> str:
+        bound = "at least" if self.at_least else "at most"
+        verdict = "met" if self.is_met else "MISSED"
+        return (
+            f"{self.name}: {self.value:.3g}x, goal {bound} {self.limit}x: {verdict} ({self.where})"
+        )
+
+
+def goals(records: Sequence[Record], clock: Clock) -> list[Goal]:
+    """All goals that the records say something about."""
+    found = []
+    for name, contender in (("nothing marked", _PLAIN), ("marked", _ANNOTATED)):
+        deep = _ratios(records, contender, BASELINE, clock.cold, depth=DEEP)
+        if deep:
+            speed_ups = {entry: 1 / value for entry, value in deep.items()}
+            mean = statistics.geometric_mean(speed_ups.values())
+            each = ", ".join(f"{entry} {value:.3g}x" for entry, value in speed_ups.items())
+            found.append(Goal(f"cold speed-up of deep programs, {name}", mean, 6, True, each))
+    runs = _ratios(records, _PLAIN, BASELINE, clock.run)
+    if runs:
+        mean = statistics.geometric_mean(runs.values())
+        programs = f"geometric mean of {len(runs)} programs"
+        found.append(_worst("longest run, nothing marked", runs, 1.02))
+        found.append(Goal("run time, nothing marked", mean, 1, False, programs))
+        colds = _ratios(records, _PLAIN, BASELINE, clock.cold)
+        found.append(_worst("longest cold start, nothing marked", colds, 1.05))
+        found.append(
+            _worst("the same against the better of flat and nested", _best(records, clock), 1.1)
+        )
+    return found
+
+
+def _worst(name: str, values: Mapping[str, float], limit: float) -> Goal:
+    where = max(values, key=lambda entry: values[entry])
+    return Goal(name, values[where], limit, False, where)
+
+
+def _best(records: Sequence[Record], clock: Clock) -> dict[str, float]:
+    """Cold start against the better of `jit` and `nested_jit`, where there is the latter."""
+    flat = _ratios(records, _PLAIN, BASELINE, clock.cold)
+    nested = _ratios(records, _PLAIN, "nested_jit", clock.cold)
+    return {entry: max(value, nested.get(entry, 0.0)) for entry, value in flat.items()}
+
+
+def _ratios(
+    records: Sequence[Record], ours: str, baseline: str, measure: Measure, depth: int = 0
+) -> dict[str, float]:
+    """Label of an entry to ours / baseline, for entries of at least a depth that have both."""
+    found = {
+        label(program, dict(settings)): ratio(
+            contenders.get(ours, ()), contenders.get(baseline, ()), measure
+        )
+        for (program, settings), contenders in grouped(records).items()
+        if _depth((program, settings)) >= depth
+    }
+    return {entry: value for entry, value in found.items() if not math.isnan(value)}
+
+
+def _depth(entry: EntryKey) -> int:
+    program, settings = entry
+    return PROGRAMS[program].depth(dict(settings))
+
+
+def summary(records: Sequence[Record], clock: Clock) -> str:
+    """Returns one line for each goal."""
+    lines = map(str, goals(records, clock))
+    return "\n".join([f"Goals, by {clock.name} seconds; ratios to {BASELINE}:", *lines])
