@@ -10,6 +10,7 @@ from jitscope.reuse.reuse_report import (
     BodyReport,
     Compiled,
     ForTarget,
+    KeptBody,
     NearMiss,
     ProgramReport,
     Retrace,
@@ -91,12 +92,14 @@ def program(*bodies, **changes):
 def everything():
     """A report that uses every field there is."""
     compiled = Compiled(
-        Seconds(1.0, 0.1, 0.5, 2.0), 4, 300, 9, 6, 1, 20, 3, 4096, 128, 2_000_000, 0
-    )
+        Seconds(1.0, 0.1, 0.5, 2.0), 4, 300, 9, 6, 1, 20, 3, 4096, 128, 2_000_000, 0,
+        (KeptBody("layer_000000000000", 6),),
+    )  # fmt: skip
     full = body(
         n_traces=4,
         jaxpr="{ lambda ; a:f32[]. let in (a,) }",
         covers=("0" * 40,),
+        n_realised=6,
         sites=(Site("models/model.py:12 (net)", "net/layer", 6),),
         near_misses=(
             NearMiss("1" * 40, "layer", "model.py:13", ("n: 3.0 against 4.0",), "pass it"),

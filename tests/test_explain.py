@@ -43,6 +43,7 @@ def test_any_callable_is_explained_with_true_counts(wrap):
     assert program.n_shared_calls == program.compiled.n_kept_calls > 30
     assert program.compiled.n_kept_bodies == len(program.shared) > 0
     assert program.lines and program.compiled.argument_bytes >= 64 * 64
+    assert all(body.n_realised == (body.n_uses if body.is_shared else 0) for body in program.bodies)
 
 
 def test_counts_are_those_of_the_function_that_runs():

@@ -111,6 +111,29 @@ def test_variants_that_a_gradient_makes_are_nothing_to_change():
     assert "there is nothing to change" in shown
 
 
+def test_decorated_parts_that_are_each_too_small_get_the_advice_to_decorate_more():
+    parts = [
+        body(name, 12, 13, "NESTED", is_decorated=True, reason="too small", digest=name * 20)
+        for name in ("norm", "mlp")
+    ]
+    shown = text.render(of(*parts), width=200)
+    assert "! norm, mlp: none of them pays as a kept call by itself. Decorate the function" in shown
+    assert "by itself" not in text.render(of(*parts, body()))
+
+
+def test_difference_within_a_body_is_told_once():
+    miss = NearMiss("1" * 40, "layer", "model.py:13", ("n: 3.0 against 4.0",), "pass it")
+    shown = text.render(of(body(near_misses=(miss,)), body("part", near_misses=(miss,))))
+    assert shown.count("n: 3.0 against 4.0") == 1
+
+
+def test_calls_that_the_compiler_did_not_keep_are_told():
+    assert "because of a test; 2 calls kept in the compiled program" in text.render(
+        of(body(n_realised=2))
+    )
+    assert "kept in the compiled program" not in text.render(of(body(n_realised=6)))
+
+
 def test_program_that_was_only_looked_at_is_promised_nothing():
     shown = text.render(of(body(), is_applied=False, notes=("explained, and left as it is",)))
     assert shown.startswith("model: 180 equations; 6 calls would become 1 shared body\n")
@@ -146,7 +169,7 @@ def test_compilations_of_subroutines_and_of_anything_else_have_their_seconds():
     (one,) = everything().subroutines
     one = dataclasses.replace(one, n_compiled=2, seconds=Seconds(0, 0, 0.25, 1.5))
     shown = text.render(ReuseReport((), (one,), other=Seconds(0, 0, 0.5, 2.0)))
-    assert "  compiled on its own 2 times: lower 0.25 s, compile 1.50 s\n" in shown
+    assert "  compiled on its own 2 times: trace 0.00 s, lower 0.25 s, compile 1.50 s\n" in shown
     assert "anything else" in shown and "lower 0.50 s, compile 2.00 s" in shown
 
 

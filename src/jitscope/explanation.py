@@ -8,6 +8,7 @@ done by the user, and the function stays what it was.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import re
@@ -23,7 +24,7 @@ from .ir.program import Program
 from .outermost import OutermostJit
 from .reuse.phases import Phases
 from .reuse.reuse import Reuse
-from .reuse.reuse_report import Compiled, ForTarget, ReuseReport, Seconds
+from .reuse.reuse_report import Compiled, ForTarget, KeptBody, ReuseReport, Seconds
 from .settings import not_counting
 from .structuring.policy import Policy
 from .subroutine.functions import name_of
@@ -106,6 +107,7 @@ def _explained(
         plain = both.plain() if with_plain or both.is_jitted else None
         (program,) = both.reuse().report().programs
     spent, seconds = program.seconds, compiled.seconds
+    realised = {kept.unit.rpartition("_")[2]: kept.n_calls for kept in compiled.kept}
     return ReuseReport(
         (
             dataclasses.replace(
@@ -116,6 +118,10 @@ def _explained(
                     seconds,
                     trace_s=max(spent.trace_s, seconds.trace_s),
                     structure_s=spent.structure_s,
+                ),
+                bodies=tuple(
+                    dataclasses.replace(body, n_realised=realised.get(body.digest[:12], 0))
+                    for body in program.bodies
                 ),
                 is_applied=both.is_applied,
                 notes=(both.note,),
@@ -314,4 +320,5 @@ def counted(stablehlo: str, hlo: str, memory: Any, seconds: Seconds) -> Compiled
         result_bytes=n_bytes("output"),
         temporary_bytes=n_bytes("temp"),
         code_bytes=n_bytes("generated_code"),
+        kept=tuple(KeptBody(unit, n) for unit, n in collections.Counter(kept).items()),
     )

@@ -138,6 +138,9 @@
      (b, p) => percent(b.n_uses * b.n_equations, p.n_equations)],
     ["structure", "Structure", (b) => b.structure], ["why", "Why", (b) => b.reason]];
 
+  // Whether a name scope holds more than the transformations that a call stands under.
+  const isNamed = (scope) => scope.replace(/\b(jvp|transpose|vmap)\b|[()/]/g, "") !== "";
+
   function title(body, more) {
     const parts = [body.is_backward ? "gradient" : "", more].filter((part) => part);
     return body.name + (parts.length ? ` (${parts.join(", ")})` : "");
@@ -221,7 +224,10 @@
   function detail(program, body) {
     const list = (title, items) => items.length ? [make("h3", {}, title),
       make("ul", {}, ...items.map((item) => make("li", {}, item)))] : [];
-    const parts = [make("p", {}, `${body.structure}: ${body.reason}.`),
+    const realised = body.n_realised === null || !isShared(body) ? ""
+      : ` In the compiled program ${count(body.n_realised, "call is", "calls are")} kept, which `
+        + `spares ${count(Math.max(body.n_realised - 1, 0) * body.n_equations, "equation")}.`;
+    const parts = [make("p", {}, `${body.structure}: ${body.reason}.${realised}`),
       make("p", {class: "soft"}, `Operands ${size(body.operand_bytes)}, results `
         + `${size(body.result_bytes)} per call; ${count(body.n_heavy, "matrix product, loop or the like",
            "matrix products, loops and the like")}; `
@@ -235,7 +241,8 @@
     }
     const names = new Map(program.bodies.map((other) => [other.digest, other.name]));
     parts.push(...list("Call sites", body.sites.map((site) =>
-      `${number(site.n_calls)} \u00d7 ${site.source}${site.scope ? ", in " + site.scope : ""}`)));
+      `${number(site.n_calls)} \u00d7 ${site.source}${isNamed(site.scope)
+        ? ", in " + site.scope : ""}`)));
     parts.push(...list("Also used for", body.covers.map(
       (digest) => `${names.get(digest) || "a smaller variant"} ${digest.slice(0, 12)}`)));
     for (const miss of body.near_misses) {

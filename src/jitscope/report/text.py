@@ -245,7 +245,7 @@ def _table(program: ProgramReport, width: int, colour: bool) -> list[str]:
     for body, row in zip((None, *shown), rows, strict=bool(rows)):
         lines.append(_coloured(row, body, program) if colour and body else row)
     if folded:
-        lines.append(_wrapped(_folded(folded), width))
+        lines.append(_wrapped(_folded(folded, shown), width))
     structures = [name for name in LEGEND if any(body.structure == name for body in shown)]
     legend = "; ".join(f"{name}: {LEGEND[name]}" for name in structures)
     if legend and not program.is_applied:
@@ -264,8 +264,8 @@ def _with_rows(bodies: Sequence[BodyReport]) -> list[BodyReport]:
     return [body for body in bodies if not _is_detail(body) or body is small.get(body.name)]
 
 
-def _folded(bodies: Sequence[BodyReport]) -> str:
-    """One line for many bodies; those that a user decorated with what became of them."""
+def _folded(bodies: Sequence[BodyReport], shown: Sequence[BodyReport]) -> str:
+    """One line for many bodies; what a user decorated with reasons that no row has."""
     n_calls = sum(body.n_uses for body in bodies)
     line = (
         f"and {count(len(bodies), 'body', 'bodies')} not worth a row, "
@@ -275,6 +275,7 @@ def _folded(bodies: Sequence[BodyReport]) -> str:
         f"{printable(title(body))}, {printable(body.reason)} ({body.structure})"
         for body in bodies
         if body.is_decorated
+        and not any((row.name, row.reason) == (body.name, body.reason) for row in shown)
     )
     texts = [f"{n} of {text}" if n > 1 else text for text, n in reasons.items()]
     if len(texts) > _MAX_DECORATED:
@@ -324,6 +325,9 @@ def _hanging(line: str, width: int, indent: int) -> str:
 
 
 def _row(program: ProgramReport, body: BodyReport, name: str) -> tuple[str, ...]:
+    why = body.reason
+    if body.is_shared and body.n_realised not in (None, body.n_uses):
+        why += f"; {body.n_realised:,} calls kept in the compiled program"
     return (
         printable(name),
         _cut(printable(place(body.source)), 28),
@@ -331,7 +335,7 @@ def _row(program: ProgramReport, body: BodyReport, name: str) -> tuple[str, ...]
         f"{body.n_equations:,}",
         percent(body.n_uses * body.n_equations, program.n_equations),
         body.structure,
-        printable(body.reason),
+        printable(why),
     )
 
 
@@ -359,11 +363,13 @@ def _advice(program: ProgramReport, width: int) -> list[str]:
         for body, miss in misses  # the gradient differs as the function does
         if miss.is_of_gradient or not (body.is_backward and body.name in forward)
     ]
-    lines += [
-        _missed(body, miss)
-        for body, miss in misses
-        if not (miss.is_shape_only or miss.is_of_gradient)
-    ]
+    told: set[tuple[str, ...]] = set()
+    for body, miss in misses:
+        # A difference within a body is one of the body around it, too.
+        if not (miss.is_shape_only or miss.is_of_gradient or miss.differences in told):
+            told.add(miss.differences)
+            lines.append(_missed(body, miss))
+    lines += _too_small(program)
     if len(lines) > _MAX_ADVICE:
         lines[_MAX_ADVICE:] = [f"! and {len(lines) - _MAX_ADVICE} more such; the HTML page has all"]
     n_shapes = sum(miss.is_shape_only for _, miss in misses)
@@ -380,6 +386,21 @@ def _advice(program: ProgramReport, width: int) -> list[str]:
             "is nothing to change"
         )
     return ["", *(_wrapped(line, width) for line in lines)] if lines else []
+
+
+def _too_small(program: ProgramReport) -> list[str]:
+    """What to do where a user decorated parts of what repeats, none of which pays by itself."""
+    names = dict.fromkeys(
+        printable(body.name)
+        for body in program.bodies
+        if body.is_decorated and body.n_uses >= 4 and body.structure == "NESTED"
+    )
+    if program.shared or len(names) < 2:
+        return []
+    return [
+        f"! {', '.join(names)}: none of them pays as a kept call by itself. Decorate the function "
+        "around them that repeats, such as a whole layer, as well: a larger body saves more."
+    ]
 
 
 def _retraced(body: BodyReport) -> str:

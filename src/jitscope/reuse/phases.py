@@ -1,8 +1,9 @@
 """Seconds per phase of one program: trace, restructure, lower, compile.
 
 JAX reports the end of each phase to ``jax.monitoring`` with the name of the function, in
-the thread that did the work. A program under way in a thread claims the reports that bear
-its name until a later program of the same name replaces it.
+the thread that did the work; nested functions are part of the one around them and have no
+reports of their own. A program under way in a thread claims the reports that bear its name,
+until a function of that name is traced that is not this program.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ _EVENTS = {
     "/jax/core/compile/jaxpr_to_mlir_module_duration": ("lower_s", "jit({})"),
     "/jax/core/compile/backend_compile_duration": ("compile_s", "jit({})"),
 }
+"""Event to the phase that it is the end of, and to what it makes of the function's name."""
 _threads = threading.local()
 _lock = threading.Lock()
-_named: dict[object, weakref.WeakSet[Compilations]] = {}
+_named: dict[str, weakref.WeakSet[Compilations]] = {}
 
 
 @dataclasses.dataclass
@@ -67,24 +69,23 @@ class Compilations(Phases):
 def claim_phases(name: str) -> Phases:
     """Phases of a program that this thread is tracing now; JAX's reports fill them in."""
     _listen()
-    claims = vars(_threads).setdefault("claims", {})
-    phases = Phases()
-    for event, (field, pattern) in _EVENTS.items():
-        claims[event, pattern.format(name)] = (phases, field)
+    phases = vars(_threads).setdefault("claims", {})[name] = Phases()
     return phases
 
 
 def compilations_of(name: str) -> Compilations:
-    """Filled in with what JAX compiles under a name, as long as nobody else asks for that name.
+    """Filled in with what JAX compiles under a name that no program claims.
 
-    Not with traces: those of nested functions bear their names, too.
+    Where several ask for one name, it is filled in for none of them, nor for a lambda.
     """
     _listen()
     found = Compilations()
+    if name.startswith("<"):
+        return found
     with _lock:
         for unused in [key for key, owners in _named.items() if not owners]:
             del _named[unused]
-        _named.setdefault(f"jit({name})", weakref.WeakSet()).add(found)
+        _named.setdefault(name, weakref.WeakSet()).add(found)
     return found
 
 
@@ -94,15 +95,19 @@ def _listen() -> None:
 
 
 def _on_event(event: str, duration_secs: float, **details: object) -> None:
-    name = details.get("fun_name")
-    claim = vars(_threads).get("claims", {}).get((event, name))
-    if claim is not None:
-        phases, field = claim
-        phases.add(**{field: duration_secs})
-    elif event in _EVENTS and name in _named and is_counting():
+    if event not in _EVENTS:
+        return
+    field, pattern = _EVENTS[event]
+    before, after = pattern.split("{}")
+    name = str(details.get("fun_name")).removeprefix(before).removesuffix(after)
+    claims = vars(_threads).get("claims", {})
+    if field == "trace_s" and name in claims and claims[name].seconds.trace_s:
+        del claims[name]  # a trace is one of the program that claimed it, and this is another
+    if name in claims:
+        claims[name].add(**{field: duration_secs})
+    elif name in _named and is_counting():
         with _lock:
             found = list(_named[name])
             if len(found) == 1:
-                field = _EVENTS[event][0]
                 found[0].add(**{field: duration_secs})
                 found[0].n_compiled += field == "compile_s"

@@ -115,6 +115,7 @@ class BodyReport:
       first_call: number of its first call among the calls of all bodies of its name.
       operands: types of its operands.
       why_retraced: of a shared subroutine that `is_retraced`, why.
+      n_realised: calls of it that are calls in the compiled program, where that was looked at.
     """
 
     digest: str
@@ -139,6 +140,7 @@ class BodyReport:
     first_call: int = 0
     operands: tuple[str, ...] = ()
     why_retraced: str = ""
+    n_realised: int | None = None
 
     @property
     def is_shared(self) -> bool:
@@ -172,6 +174,19 @@ class SourceCount:
 
 
 @dataclasses.dataclass(frozen=True)
+class KeptBody:
+    """A body that is still called in a compiled program.
+
+    Attributes:
+      unit: its name there, which ends in the first twelve digits of its digest.
+      n_calls: calls of it.
+    """
+
+    unit: str
+    n_calls: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Compiled:
     """What the compiler made of a program, read from the compiled program.
 
@@ -189,6 +204,7 @@ class Compiled:
       result_bytes: size of the results.
       temporary_bytes: memory needed besides.
       code_bytes: size of the machine code; 0 where the platform does not tell.
+      kept: the bodies behind the kept calls.
     """
 
     seconds: Seconds
@@ -203,6 +219,7 @@ class Compiled:
     result_bytes: int
     temporary_bytes: int
     code_bytes: int
+    kept: tuple[KeptBody, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,7 +341,7 @@ class SubroutineReport:
       retraces: reasons of the traces after the first.
       problems: what is likely not as its user wants it.
       n_compiled: how often it was compiled on its own, for calls outside any trace.
-      seconds: that took.
+      seconds: those compilations took.
     """
 
     name: str
