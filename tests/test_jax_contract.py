@@ -284,6 +284,13 @@ def test_every_heavy_primitive_is_one():
     assert all(isinstance(p, _jax.Primitive) for p in _jax.HEAVY)
 
 
+def test_fused_primitives_are_those_that_this_jax_has():
+    names = {primitive.name for primitive in _jax.FUSED}
+    assert {"add", "tanh", "select_n", "broadcast_in_dim", "convert_element_type"} <= names
+    assert {"reduce_sum", "reduce_max", "reduce_min"} == {p.name for p in _jax.REDUCTIONS}
+    assert not _jax.FUSED & (_jax.HEAVY | _jax.SUBPROGRAMS.keys())
+
+
 def test_no_two_primitives_of_jax_share_a_name():
     """Fingerprints tell primitives apart by name."""
     found = [value for value in vars(primitives).values() if isinstance(value, _jax.Primitive)]

@@ -205,18 +205,17 @@ def test_large_values_are_made_when_they_are_needed():
 
 
 def scaled_layers(width):
-    """Stage, and whether it is a body, of each step of layers whose weights are widened first."""
+    """Stage, and whether it is a body, of each step of layers whose weights are doubled first."""
     shared = jitscope.shared_subroutine(lambda w, x: jnp.tanh(x @ w))
 
     def fun(weights, x):
         x = lax.sin(x)
         for w in weights:
-            x = shared(lax.convert_element_type(w, np.float32), x)
+            x = shared(lax.concatenate([w, w], 0), x)
         return x
 
-    shapes = (width, width), (2, width)
-    weights = [jax.ShapeDtypeStruct(shapes[0], jnp.bfloat16)] * N_LAYERS
-    stages = annotated(fun, weights, jax.ShapeDtypeStruct(shapes[1], jnp.float32))
+    weights = [jax.ShapeDtypeStruct((width // 2, width), jnp.float32)] * N_LAYERS
+    stages = annotated(fun, weights, jax.ShapeDtypeStruct((2, width), jnp.float32))
     return [(step.stage, stages.stages[step.stage].is_body) for step in stages.steps]
 
 

@@ -48,9 +48,12 @@ from .nested_jit import (
 from .primitives import (
     CONTEXT_PARTS as CONTEXT_PARTS,
     DERIVATIVE_ONLY as DERIVATIVE_ONLY,
+    FUSED as FUSED,
+    FUSED_CALLS as FUSED_CALLS,
     HEAVY as HEAVY,
     NAME_ONLY as NAME_ONLY,
     PURE as PURE,
+    REDUCTIONS as REDUCTIONS,
     SUBPROGRAMS as SUBPROGRAMS,
     jit_p as jit_p,
     prng_name as prng_name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jax._src import shard_map as _shard_map
+from jax._src.lax import lax as _lax
 from jax.extend import random as jex_random
 from jax.extend.core import Primitive, primitives
 
@@ -71,6 +72,30 @@ PURE: frozenset[Primitive] = frozenset(
 }
 """Equations that, without effects, give equal results for equal operands, if all that is nested in
 them does so too. Barriers and callbacks are not among JAX's public primitives."""
+
+
+def _named(names: str) -> frozenset[Primitive]:
+    """Those of this JAX: some are new in 0.11 and 0.12, some are not among the public ones."""
+    found = (getattr(primitives, f"{n}_p", getattr(_lax, f"{n}_p", None)) for n in names.split())
+    return frozenset(primitive for primitive in found if primitive is not None)
+
+
+FUSED: frozenset[Primitive] = _named(
+    "abs acos acosh add add_jaxvals and asin asinh atan atan2 atanh cbrt ceil clamp complex conj "
+    "convert_element_type copy cos cosh div eq erf erf_inv exp exp2 expm1 floor ge gt imag "
+    "integer_pow is_finite le log log1p log2 logistic lt max min mul name ne neg not "
+    "one_minus_square or polynomial pow real reduce_precision rem round rsqrt select_n shift_left "
+    "shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan "
+    "tanh xor "
+    "broadcast_in_dim iota reshape slice split squeeze transpose unstack"
+)
+"""Element by element, or nothing but other indices: compilers fuse them into what reads them."""
+
+FUSED_CALLS: frozenset[Primitive] = frozenset({jit_p, primitives.custom_jvp_call_p})
+"""Calls that are nothing more than what they call."""
+
+REDUCTIONS: frozenset[Primitive] = _named("reduce_sum reduce_max reduce_min")
+"""Reductions over ``axes``."""
 
 CONTEXT_PARTS = (
     "compute_type",

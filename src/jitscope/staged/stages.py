@@ -28,6 +28,7 @@ from ..ir.program import Program
 from ..structuring.policy import Decision, Plan, Structure
 from ..structuring.shared_call import shared_call_p
 from ..structuring.variants import Variants
+from .recompute import with_recomputation
 from .schedule import Step, pairs, stretches_of, variables, with_donation, with_lifetimes
 
 _MIN_STEPS = 2  # fewer runs of a body than this save nothing
@@ -134,16 +135,13 @@ def with_calls_outermost(plan: Plan, program: Program, variants: Variants) -> Pl
 def with_stages(plan: Plan, program: Program) -> Plan:
     """The plan of a restructured program with the structure that staging gives its bodies."""
     why_not = obstacle(program)
-    units = (
-        set()
-        if why_not
-        else {
-            eqn.params["unit"].rpartition("_")[2]
-            for eqn in _live(program.jaxpr)
-            if eqn.primitive is shared_call_p
-            and id(eqn.params["shared"]) in _kept_bodies(_live(program.jaxpr))
-        }
-    )
+    live = [] if why_not else _live(program.jaxpr)
+    kept = _kept_bodies(live)
+    units = {
+        eqn.params["unit"].rpartition("_")[2]
+        for eqn in live
+        if eqn.primitive is shared_call_p and id(eqn.params["shared"]) in kept
+    }
 
     def staged(digest: str, decision: Decision) -> Decision:
         if digest[:12] in units:
@@ -229,7 +227,7 @@ class _Cutter:
             self._add_call(call)
         passed = self._passed_through()
         self._add_stretch(stretches[-1], outside, passed)
-        results = self._results(passed)
+        results = self._recomputed(self._results(passed))
         given_up, unusable = self._given_up(results)
         steps = with_donation(with_lifetimes(self._steps, results), self._avals, given_up)
         used = sorted(
@@ -245,6 +243,22 @@ class _Cutter:
             frozenset(given_up),
             unusable,
         )
+
+    def _recomputed(self, results: Sequence[int]) -> Sequence[int]:
+        """Lets stages make again what is lighter to make than to pass; the slots of results."""
+        n_given = len(self._open.invars) + len(self._constants)
+        jaxprs = [stage.jaxpr for stage in self._stages]
+        found = with_recomputation(jaxprs, self._steps, self._avals, n_given, results, _can_cross)
+        if found is None:
+            return results
+        self._stages = [
+            dataclasses.replace(
+                stage, jaxpr=_jax.new_jaxpr(code.invars, code.outvars, code.eqns, stage.name)
+            )
+            for stage, code in zip(self._stages, found.codes, strict=True)
+        ]
+        self._steps, self._avals = list(found.steps), list(found.avals)
+        return found.results
 
     def _is_call(self, eqn: Any) -> bool:
         return eqn.primitive is shared_call_p and id(eqn.params["shared"]) in self._kept
