@@ -223,3 +223,14 @@ def run_python(arguments: Sequence[str], extra: Mapping[str, str] | None = None)
     )
     assert done.returncode == 0, done.stderr[-6000:]
     return done.stdout
+
+
+def recorded_hlo(name):
+    """Optimised HLO of two calls of a body with a matrix product; see ``test_hlo.py``."""
+    return (TESTS / "hlo" / f"{name}.txt").read_text()
+
+
+def hlo_program(*instructions, computations=""):
+    """A program of these instructions."""
+    lines = "\n".join(f"  {line}" for line in instructions)
+    return f"HloModule m\n{computations}\nENTRY %main (x: f32[8,8]) -> f32[8,8] {{\n{lines}\n}}\n"

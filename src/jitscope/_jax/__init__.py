@@ -60,6 +60,7 @@ from .primitives import (
 )
 from .runtime import (
     HAS_INLINE_ENUM as HAS_INLINE_ENUM,
+    JAXLIB as JAXLIB,
     VERSION as VERSION,
     is_compiling as is_compiling,
 )

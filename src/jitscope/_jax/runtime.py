@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 
 import jax
+import jaxlib
 
 VERSION: str = jax.__version__
 """For records. What a version can do is asked of JAX itself, by a flag named for it."""
+
+JAXLIB: tuple[int, ...] = tuple(map(int, re.findall(r"\d+", jaxlib.__version__)[:3]))
+"""Of the compiler for CPU, compared with the one that a measurement was made with."""
 
 # True when `jax.jit(inline=...)` takes the `jax.Inline` enumeration (JAX >= 0.11).
 # Delete when 0.10 is no longer supported.

@@ -175,7 +175,7 @@ class _Group:
         return not literal and self._draft.code(origin.run) is not self._reader
 
     def _is_same_everywhere(self, eqn: Any) -> bool:
-        """Whether its like makes its values in all steps; what reads them was asked about before."""
+        """Whether its like makes its values in all steps; what reads them is asked about first."""
         found = []
         for origins in self._elsewhere.values():
             operands = self._operands_elsewhere(eqn, origins)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import _jax
+from .platforms import keeps_calls, tags
 from .variants import Cover
 
 
@@ -24,15 +25,11 @@ def attributes(target: _jax.Target, unit: str) -> Mapping[str, str]:
     Returns:
       The attributes of the ``func.call``; none for a plain call, which XLA inlines.
     """
-    if not unit or target.platforms != ("cpu",):
-        # CUDA and ROCm: every call site gets its own clone, inside which neither GEMM
-        # rewriting nor fusion runs (36 layers: 651 GEMMs become 3). TPU inlines calls.
+    # With several devices, `compilation_unit` splits the program before SPMD partitioning, which
+    # then fails. Several platforms at once are lowered to one program.
+    if not unit or target.n_devices > 1 or target.manual or len(target.platforms) != 1:
         return {}
-    if target.n_devices == 1 and not target.manual:
-        # 48-layer train step: 13.0 s with `inlineable` alone, 3.25 s with both.
-        return {"inlineable": "false", "compilation_unit": unit}
-    # `compilation_unit` splits the program before SPMD partitioning, which then fails.
-    return {}
+    return tags(unit) if keeps_calls(target.platforms[0]) else {}
 
 
 shared_call_p = _jax.structured_call_primitive("shared_call", attributes)
