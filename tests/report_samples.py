@@ -9,6 +9,7 @@ import jitscope
 from jitscope.reuse.reuse_report import (
     BodyReport,
     Compiled,
+    ForTarget,
     NearMiss,
     ProgramReport,
     Retrace,
@@ -108,6 +109,9 @@ def everything():
                 body("head", 1, 5, "INLINE"),
                 compiled=compiled,
                 plain=dataclasses.replace(compiled, seconds=Seconds(1.0, 0.0, 0.5, 20.0)),
+                for_target=ForTarget(
+                    "h200", Seconds(1.0, 0.1, 0.5, 2.0), 5, 60, 6, 80, 2, 1_000_000, 3_000_000
+                ),
                 lines=(SourceCount(("model.py:3 (net)", "model.py:12 (layer)"), 180, 30),),
             ),
         ),

@@ -1,5 +1,6 @@
 """Compiling for a GPU that is not there, and what is read from optimised HLO."""
 
+import functools
 import json
 
 import jax
@@ -62,8 +63,96 @@ def has_plugin():
 def test_missing_plugin_says_what_to_install():
     if has_plugin():
         pytest.skip("the CUDA plugin of JAX is installed here")
-    with pytest.raises(ImportError, match=r"pip install --no-deps jax-cuda13-pjrt==.*nvjitlink"):
+    with pytest.raises(ImportError, match=r"pip install jax-cuda13-plugin==.*nvjitlink"):
         gpu_target.device("h200")
+
+
+# --- explain(target=...) --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cpu_as_target(monkeypatch):
+    """Compiles for another CPU device, so that it works without the plugin."""
+    monkeypatch.setattr(gpu_target, "device", lambda target: jax.devices()[1])
+
+
+def chain(x, n=6):
+    for _ in range(n):
+        x = jnp.tanh(x @ x) * 2 + x
+    return x
+
+
+X = jnp.full((16, 16), 0.01)
+
+
+@pytest.mark.parametrize(
+    ("fun", "args"),
+    [
+        (chain, (X,)),
+        (jitscope.outermost_jit(chain, static_argnums=1), (X, 6)),
+        (jax.jit(chain, static_argnums=1), (X, 6)),
+        (functools.partial(chain, n=6), (jax.ShapeDtypeStruct(X.shape, X.dtype),)),
+    ],
+    ids=["function", "outermost", "jitted", "partial"],
+)
+def test_explain_for_a_target_counts_what_was_compiled_for_it(fun, args, cpu_as_target):
+    (program,) = jitscope.explain(fun, *args, target="h200").programs
+    made = program.for_target
+    assert (made.target, made.n_executables, made.n_products) == ("h200", 1, 6)
+    assert made.n_fusions + made.n_others > 0 and made.peak_bytes >= X.nbytes
+    assert program.compiled is None and program.platform == "cuda"
+
+
+def test_explain_for_a_target_compiles_stages_where_these_were_asked_for(cpu_as_target):
+    body = jitscope.shared_subroutine(lambda x: jnp.tanh(x @ x) * 2 + x)
+
+    def fun(x):
+        for _ in range(6):
+            x = body(x)
+        return x
+
+    policy = jitscope.Policy(min_equations=1, min_saved=1, min_saved_light=1)
+    function = jitscope.outermost_jit(fun, staged=True, policy=policy)
+    report = jitscope.explain(function, X, target="h200")
+    made = report.programs[0].for_target
+    assert made.n_products == 6
+    assert {body.structure for body in report.programs[0].bodies} == {"STAGED"}
+    text = str(report)
+    assert "compiled for h200" in text and "launches 6 matrix products" in text
+    with pytest.raises(RuntimeError, match="traced no program"):
+        function.reuse()  # the function itself stays what it was
+
+
+def test_explain_for_a_target_takes_methods(cpu_as_target):
+    class Model:
+        scale = 2.0
+
+        @functools.partial(jitscope.outermost_jit, static_argnums=0)
+        def __call__(self, x):
+            return chain(x) * self.scale
+
+    (program,) = jitscope.explain(Model().__call__, X, target="h200").programs
+    assert program.for_target.n_products == 6
+
+
+def test_explain_for_a_target_without_arrays_says_what_to_pass():
+    with pytest.raises(ValueError, match="none of its arguments is an array.*Pass one"):
+        jitscope.explain(lambda x: x + 1, 2.0, target="h200")
+
+
+def test_unknown_target_of_explain_names_the_known_ones():
+    with pytest.raises(ValueError, match="no target 'tpu'; there are a100, b200, h100, h200"):
+        jitscope.explain(chain, X, target="tpu")
+
+
+def test_explain_says_what_to_install():
+    if has_plugin():
+        pytest.skip("the CUDA plugin of JAX is installed here")
+    with pytest.raises(ImportError, match="extra gpu-target of jitscope.*pip install jax-cuda13"):
+        jitscope.explain(chain, X, target="h200")
+
+
+# --- with the plugin ------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -18,11 +18,12 @@ from typing import Any
 import jax
 
 from . import _jax
+from .gpu_target import compile_for, is_array
 from .ir.program import Program
 from .outermost import OutermostJit
 from .reuse.phases import Phases
 from .reuse.reuse import Reuse
-from .reuse.reuse_report import Compiled, ReuseReport, Seconds
+from .reuse.reuse_report import Compiled, ForTarget, ReuseReport, Seconds
 from .settings import not_counting
 from .structuring.policy import Policy
 from .subroutine.functions import name_of
@@ -33,7 +34,9 @@ _COMPUTATION = re.compile(r"^(?:ENTRY )?%?[\w.\-]+ (?:\([^\n]*)?\{$", re.MULTILI
 _KEPT = re.compile(r" call\([^\n]*to_apply=[^\n]*compilation_unit=\"(?P<unit>[^\"]*)\"")
 
 
-def explain(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> ReuseReport:
+def explain(
+    fun: Callable[..., Any], /, *args: Any, target: str | None = None, **kwargs: Any
+) -> ReuseReport:
     """What repeats in a function, what is done about it, and what the compiler makes of it.
 
     Nothing is run, and the function stays what it is. It is compiled as jitscope structures it,
@@ -44,14 +47,17 @@ def explain(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> ReuseRepor
       fun: any callable, a ``jax.jit`` function, or one of `outermost_jit`, whose options
         and policy it keeps.
       *args: its arguments: arrays, or ``jax.ShapeDtypeStruct`` in their place.
+      target: one of `jitscope.gpu_target.TARGETS`, such as ``"h200"``: compile for this GPU, which
+        need not be there, and in stages where `outermost_jit` was asked for them.
       **kwargs: its keyword arguments, likewise.
 
     Returns:
       A record of one program, with what was read from the compiled program in
-      ``.programs[0].compiled``.
+      ``.programs[0].compiled``, or for a target in ``.programs[0].for_target``.
 
     Raises:
       TypeError: `fun` is not callable. Errors of the function itself pass through.
+      ImportError: what compiles for the target is not installed; the message says what is needed.
 
     Example:
       >>> import jax, jax.numpy as jnp, jitscope
@@ -63,6 +69,8 @@ def explain(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> ReuseRepor
       >>> report.n_equations
       6
     """
+    if target is not None:
+        return _explained_for(target, fun, args, kwargs)
     return _explained(fun, args, kwargs, with_plain=False)
 
 
@@ -87,11 +95,7 @@ def _explained(
     fun: Callable[..., Any], args: tuple, kwargs: dict[str, Any], *, with_plain: bool
 ) -> ReuseReport:
     if not callable(fun):
-        name = "compare" if with_plain else "explain"
-        raise TypeError(
-            f"{name}() needs a function, and after it the arguments to trace it for; got {fun!r} "
-            f"of type {type(fun).__name__}. For example jitscope.{name}(train_step, params, batch)."
-        )
+        raise _not_callable("compare" if with_plain else "explain", fun)
     with not_counting():
         both = _both(fun, args, kwargs)
         compiled = both.structured()
@@ -113,6 +117,13 @@ def _explained(
                 notes=(both.note,),
             ),
         )
+    )
+
+
+def _not_callable(name: str, fun: object) -> TypeError:
+    return TypeError(
+        f"{name}() needs a function, and after it the arguments to trace it for; got {fun!r} "
+        f"of type {type(fun).__name__}. For example jitscope.{name}(train_step, params, batch)."
     )
 
 
@@ -200,6 +211,64 @@ def _of_jitted(fun: Any, args: tuple, kwargs: dict[str, Any]) -> _Both:
         lambda: compiled(program),
         is_jitted=True,
     )
+
+
+def _explained_for(
+    target: str, fun: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
+) -> ReuseReport:
+    if isinstance(getattr(fun, "__func__", None), OutermostJit):
+        fun, args = fun.__func__, (fun.__self__, *args)
+    if not callable(fun):
+        raise _not_callable("explain", fun)
+    function, args, kwargs = _outermost_alike(fun, args, kwargs)
+    with not_counting():
+        made = compile_for(target, function, *args, **kwargs)
+        (program,) = function.reuse().report().programs
+    kernels = made.kernels
+    for_target = ForTarget(
+        target=target,
+        seconds=Seconds(trace_s=made.trace_s, compile_s=made.compile_s),
+        n_executables=made.n_executables,
+        n_products=sum(kernels.products),
+        n_loop_products=kernels.loop_dots,
+        n_fusions=kernels.fusions,
+        n_others=kernels.others,
+        temporary_bytes=made.temp_bytes,
+        peak_bytes=made.peak_bytes,
+    )
+    return ReuseReport(
+        (
+            dataclasses.replace(
+                program, platform="cuda", for_target=for_target, notes=(_NOT_RUN.format(target),)
+            ),
+        )
+    )
+
+
+_NOT_RUN = "traced and compiled anew for the target {}, which need not be there; nothing was run"
+
+
+def _outermost_alike(
+    fun: Any, args: tuple, kwargs: dict[str, Any]
+) -> tuple[OutermostJit, tuple, dict[str, Any]]:
+    """An outermost function that JAX has no trace of, and what to call it with."""
+    if isinstance(fun, OutermostJit) and not hasattr(fun, "_installation"):
+        options = {"outline": fun._outline, "staged": fun._staged}
+        alike = OutermostJit(_fresh(fun._fun), fun._policy, fun._options, **options)
+        return alike, args, kwargs
+    if not (hasattr(fun, "trace") and hasattr(fun, "lower")):
+        return OutermostJit(fun, Policy(), {}), args, kwargs
+    # The options of a jax.jit function cannot be read, so whatever may be static stays outside.
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    arrays = {i: leaf for i, leaf in enumerate(leaves) if is_array(leaf)}
+
+    @functools.wraps(fun)
+    def with_arrays(arrays: dict[int, Any]) -> Any:
+        filled = [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
+        args, kwargs = jax.tree.unflatten(tree, filled)
+        return fun(*args, **kwargs)
+
+    return OutermostJit(with_arrays, Policy(), {}), (arrays,), {}
 
 
 def _fresh(fun: Callable[..., Any]) -> Callable[..., Any]:

@@ -25,15 +25,7 @@ TARGETS = {
     "h100": "NVIDIA H100 80GB HBM3",
     "h200": "NVIDIA H200",
 }
-_PACKAGES = (
-    "jax-cuda13-pjrt",
-    "jax-cuda13-plugin",
-    "nvidia-cuda-nvcc",
-    "nvidia-nvvm",
-    "nvidia-cuda-crt",
-    "nvidia-nvjitlink",
-    "nvidia-cuda-nvrtc",
-)
+_PACKAGES = ("nvidia-cuda-nvcc", "nvidia-nvjitlink", "nvidia-cuda-nvrtc")
 
 
 class PluginMissingError(ImportError):
@@ -47,10 +39,10 @@ def _plugin_library() -> Path:
     try:
         import jax_plugins.xla_cuda13 as plugin  # pyright: ignore[reportMissingImports]
     except ImportError:
-        packages = [f"{p}=={jax.__version__}" if p.startswith("jax-") else p for p in _PACKAGES]
         raise PluginMissingError(
-            "Compiling for a GPU that is not there needs JAX's CUDA plugin and NVIDIA's compiler "
-            f"(about 1 GB): pip install --no-deps {' '.join(packages)}"
+            "Compiling for a GPU that is not there needs JAX's CUDA plugin and NVIDIA's compilers, "
+            "on Linux, about 1 GB. The extra gpu-target of jitscope names them: pip install "
+            f"jax-cuda13-plugin=={jax.__version__} {' '.join(_PACKAGES)}"
         ) from None
     return next(Path(plugin.__path__[0]).glob("*.so"))
 
@@ -97,12 +89,17 @@ def device(target: str) -> Any:
     return topology.devices[0]
 
 
+def is_array(value: Any) -> bool:
+    """Whether a value is an array, or the type of one."""
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
 def abstract(tree: Any, device: Any) -> Any:
     """The types of the arrays of a tree, as if they lay on the device; all else as it is."""
     sharding = jax.sharding.SingleDeviceSharding(device)
 
     def on_device(leaf: Any) -> Any:
-        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+        if not is_array(leaf):
             return leaf
         weak = getattr(leaf, "weak_type", False)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak, sharding=sharding)
@@ -181,6 +178,13 @@ def compile_for(target: str, fun: Any, *args: Any, **kwargs: Any) -> Compilation
 
     Raises:
       PluginMissingError: the CUDA plugin is not installed.
+      ValueError: there is no such target, or no array among the arguments, whose type says what
+        to compile for.
     """
+    if not any(map(is_array, jax.tree.leaves((args, kwargs)))):
+        raise ValueError(
+            f"cannot compile {fun!r} for {target!r}: none of its arguments is an array or a "
+            "jax.ShapeDtypeStruct. Pass one that it computes with."
+        )
     args, kwargs = abstract((args, kwargs), device(target))
     return compile_abstract(lambda: fun.lower(*args, **kwargs))

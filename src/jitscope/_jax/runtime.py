@@ -7,12 +7,12 @@ import re
 import sys
 
 import jax
-import jaxlib
+from jaxlib import version as _jaxlib_version
 
 VERSION: str = jax.__version__
 """For records. What a version can do is asked of JAX itself, by a flag named for it."""
 
-JAXLIB: tuple[int, ...] = tuple(map(int, re.findall(r"\d+", jaxlib.__version__)[:3]))
+JAXLIB: tuple[int, ...] = tuple(map(int, re.findall(r"\d+", _jaxlib_version.__version__)[:3]))
 """Of the compiler for CPU, compared with the one that a measurement was made with."""
 
 # True when `jax.jit(inline=...)` takes the `jax.Inline` enumeration (JAX >= 0.11).

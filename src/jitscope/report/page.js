@@ -116,6 +116,18 @@
         + "same compilation varies by half and more.")];
   }
 
+  function forTarget(program) {
+    const made = program.for_target;
+    if (!made) return [];
+    const loops = made.n_loop_products ? ` (${number(made.n_loop_products)} of them plain loops)` : "";
+    return [make("h2", {}, `Compiled for ${made.target}`), make("p", {},
+      `Cold start ${seconds(made.seconds.trace_s + made.seconds.lower_s + made.seconds.compile_s)}, `
+      + `executables: ${number(made.n_executables)}. One run launches matrix products: `
+      + `${number(made.n_products)}${loops}, other fused kernels: ${number(made.n_fusions)}, `
+      + `others: ${number(made.n_others)}. Memory besides the arguments: ${size(made.peak_bytes)} at `
+      + `most, ${size(made.temporary_bytes)} of it temporary in one executable.`)];
+  }
+
   // --- bodies ---------------------------------------------------------------------------------
 
   const COLUMNS = [
@@ -333,7 +345,7 @@
 
   function show(program) {
     main.replaceChildren(
-      ...(program ? [...summary(program), ...timeline(program), ...compiled(program),
+      ...(program ? [...summary(program), ...timeline(program), ...compiled(program), ...forTarget(program),
                      ...bodies(program), ...flames(program)]
         : [make("p", {class: "lead"}, "No program was traced.")]),
       ...subroutines(), ...other(),

@@ -84,7 +84,7 @@ def _program(program: ProgramReport, width: int, colour: bool) -> str:
         _wrapped(line, width)
         for line in (*_headline(program), *map(printable, program.notes), _seconds(program))
     ]
-    lines += _compiled(program, width)
+    lines += _compiled(program, width) + _for_target(program, width)
     table = _table(program, width, colour)
     if table:
         lines += ["", *table]
@@ -147,6 +147,23 @@ def _compiled(program: ProgramReport, width: int) -> list[str]:
         *(_cut(f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}", width) for a, b, c in rows),
     ]
     return lines + [_wrapped(line, width) for line in _realised(program)]
+
+
+def _for_target(program: ProgramReport, width: int) -> list[str]:
+    made = program.for_target
+    if made is None:
+        return []
+    s = made.seconds
+    loops = f" ({made.n_loop_products:,} of them plain loops)" if made.n_loop_products else ""
+    lines = [
+        f"compiled for {made.target}: trace and lower {s.trace_s + s.lower_s:.2f} s, compile "
+        f"{s.compile_s:.2f} s, {count(made.n_executables, 'executable')}",
+        f"one run launches {count(made.n_products, 'matrix product')}{loops}, "
+        f"{count(made.n_fusions, 'other fused kernel')}, {made.n_others:,} more",
+        f"memory besides the arguments: {size(made.peak_bytes)} at most, "
+        f"{size(made.temporary_bytes)} of it temporary in one executable",
+    ]
+    return ["", *(_wrapped(line, width) for line in lines)]
 
 
 def _realised(program: ProgramReport) -> list[str]:

@@ -206,6 +206,33 @@ class Compiled:
 
 
 @dataclasses.dataclass(frozen=True)
+class ForTarget:
+    """What the compiler made of a program for a device that need not be there.
+
+    Attributes:
+      target: name of the device, such as ``"h200"``.
+      seconds: of trace, lowering and compilation.
+      n_executables: programs compiled: one, or all stages.
+      n_products: kernels of one run that are matrix products.
+      n_loop_products: those among them that are plain loops.
+      n_fusions: other fused kernels.
+      n_others: everything else that one run launches.
+      temporary_bytes: the largest temporary memory of an executable.
+      peak_bytes: results and temporary values at the worst moment, arguments left out.
+    """
+
+    target: str
+    seconds: Seconds
+    n_executables: int
+    n_products: int
+    n_loop_products: int
+    n_fusions: int
+    n_others: int
+    temporary_bytes: int
+    peak_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
 class ProgramReport:
     """One program: before and after, and its bodies.
 
@@ -224,6 +251,7 @@ class ProgramReport:
       plain: what it makes of the program without jitscope, where that was asked for.
       is_applied: what runs is this structure; False where the program was only looked at.
       notes: what else is to be known about how the report came about.
+      for_target: what it makes of the program for a named GPU, where that was asked for.
     """
 
     name: str
@@ -240,6 +268,7 @@ class ProgramReport:
     plain: Compiled | None = None
     is_applied: bool = True
     notes: tuple[str, ...] = ()
+    for_target: ForTarget | None = None
 
     @property
     def n_calls(self) -> int:
