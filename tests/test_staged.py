@@ -464,6 +464,36 @@ def test_lower_takes_types_for_arrays():
     assert len(staged(step).lower(*types).stages) > 1
 
 
+def test_lower_gives_all_stages_for_several_devices_too():
+    params, x = arguments()
+    replicated, split = (NamedSharding(mesh_of(), P(*spec)) for spec in ((), ("d",)))
+    args = jax.device_put(params, replicated), jax.device_put(x, split)
+    lowered = staged(step).lower(*args)
+    stages = program_of(step, *args)
+    assert len(lowered.stages) >= len(stages.stages)
+    assert sum(lowered.n_runs) == len(stages.steps)
+    compiled = lowered.compile()
+    assert "all-reduce" in "\n".join(stage.as_text() for stage in compiled)
+    in_shardings = [s for stage in compiled for s in jax.tree.leaves(stage.input_shardings)]
+    assert any(s.is_equivalent_to(split, 2) for s in in_shardings)
+    options = {"in_shardings": (replicated, split)}
+    assert sum(staged(step, **options).lower(*arguments()).n_runs) == len(stages.steps)
+
+
+def test_stages_lowered_for_several_devices_are_those_that_run(compilations):
+    params, x = arguments()
+    args = jax.device_put(params, NamedSharding(mesh_of(), P())), x
+    n_lowered = len(staged(step).lower(*args).stages)
+    compilations.clear()
+    staged(step)(*args)
+    assert len(compilations) == n_lowered + 1  # and the lookup
+
+
+def test_trace_gives_the_program_as_one():
+    traced = staged(step).trace(*arguments())
+    assert_same(traced.lower().compile()(*arguments()), jax.jit(step)(*arguments()))
+
+
 def test_eval_shape_is_that_of_jit():
     args = arguments()
     assert staged(step).eval_shape(*args) == jax.jit(step).eval_shape(*args)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -90,28 +90,58 @@ class Executables:
         return self._compiled(self._lowered(sharding))
 
     def for_lowering(self, sharding: Any) -> StagedLowered:
-        """All of them lowered, for whoever wants to look at them."""
-        return StagedLowered(self, dict(self._lowered(sharding)))
+        """All of them lowered for one device, for whoever wants to look at them."""
+        lowered = dict(self._lowered(sharding))
+        steps = {key: [i for i, step in self._numbered() if _key(step) == key] for key in lowered}
+        return StagedLowered(
+            lowered.values(),
+            self._live_bytes(steps.values()),
+            lambda: self._compiled(iter(lowered.items())).values(),
+        )
 
-    def n_runs(self, key: Key) -> int:
-        """How often one call of the program runs this executable."""
-        return sum((step.stage, step.donated) == key for step in self._stages.steps)
+    def for_lowering_on_several(self, sharding: Any, asked: Sequence[Any]) -> StagedLowered:
+        """Likewise for several devices, one for each set of shardings that a stage runs with.
 
-    def live_bytes(self, key: Key) -> int:
-        """The most bytes of values between steps that are alive while it runs."""
+        The shardings of values between stages are the compiler's choice, so each stage is compiled
+        before those that read its results are lowered.
+
+        Args:
+          sharding: of values without a say.
+          asked: shardings of the operands that have a say, else None.
+        """
+        shardings = [sharding if s is None else s for s in asked]
+        shardings += [sharding] * len(self._stages.constants)
+        lowered: dict[Any, Any] = {}
+        compiled: dict[Any, Any] = {}
+        steps: dict[Any, list[int]] = {}
+        for number, step in self._numbered():
+            given = [shardings[slot] for slot in step.operands]
+            key = _key(step), tuple(given)
+            if key not in lowered:
+                lowered[key] = self._lower(step, given, sharding)
+                start = time.perf_counter()
+                compiled[key] = self._compile(key[0], lowered[key])
+                self._phases.add(compile_s=time.perf_counter() - start)
+            steps.setdefault(key, []).append(number)
+            shardings += jax.tree.leaves(compiled[key].output_shardings)
+        return StagedLowered(
+            lowered.values(), self._live_bytes(steps.values()), lambda: compiled.values()
+        )
+
+    def _numbered(self) -> Iterator[tuple[int, Step]]:
+        return enumerate(self._stages.steps)
+
+    def _live_bytes(self, steps: Iterable[Sequence[int]]) -> list[list[int]]:
+        """Of each of these sets of steps, the bytes that are alive while each one runs."""
         first = self._stages.steps[0].results[0]
         sizes = live_bytes(self._stages.steps, self._stages.avals, first)
-        return max(
-            size
-            for step, size in zip(self._stages.steps, sizes, strict=True)
-            if (step.stage, step.donated) == key
-        )
+        return [[sizes[number] for number in numbers] for numbers in steps]
 
     def _distinct(self) -> dict[Key, Step]:
         """What has to be compiled, with the first step that runs it; the largest first."""
         found: dict[Key, Step] = {}
         for step in self._stages.steps:
-            found.setdefault((step.stage, step.donated), step)
+            found.setdefault(_key(step), step)
         return dict(sorted(found.items(), key=lambda item: -self._size(item[1])))
 
     def _size(self, step: Step) -> int:
@@ -136,19 +166,21 @@ class Executables:
 
     def _lowered(self, sharding: Any) -> Iterator[tuple[Key, Any]]:
         for key, step in self._distinct().items():
-            avals = (self._stages.avals[slot] for slot in step.operands)
-            start = time.perf_counter()
-            with _named(self._stages.stages[key[0]]):
-                lowered = self._jitted(key, step, sharding).lower(
-                    *(
-                        jax.ShapeDtypeStruct(
-                            aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding
-                        )
-                        for aval in avals
-                    )
-                )
-            self._phases.add(lower_s=time.perf_counter() - start)
-            yield key, lowered
+            yield key, self._lower(step, [sharding] * len(step.operands), sharding)
+
+    def _lower(self, step: Step, given: Sequence[Any], sharding: Any) -> Any:
+        """A step lowered for operands of these shardings."""
+        types = [
+            jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=asked)
+            for aval, asked in zip(
+                (self._stages.avals[slot] for slot in step.operands), given, strict=True
+            )
+        ]
+        start = time.perf_counter()
+        with _named(self._stages.stages[step.stage]):
+            lowered = self._jitted(_key(step), step, sharding).lower(*types)
+        self._phases.add(lower_s=time.perf_counter() - start)
+        return lowered
 
     def _compiled(self, lowered: Iterator[tuple[Key, Any]]) -> dict[Key, Any]:
         """Compiles in parallel, each as soon as it is lowered."""
@@ -179,12 +211,16 @@ class StagedLowered:
         own temporary memory left out.
     """
 
-    def __init__(self, executables: Executables, lowered: dict[Key, Any]) -> None:
-        self._executables = executables
-        self._lowered = lowered
-        self.stages = tuple(lowered.values())
-        self.n_runs = tuple(map(executables.n_runs, lowered))
-        self.live_bytes = tuple(map(executables.live_bytes, lowered))
+    def __init__(
+        self,
+        stages: Iterable[Any],
+        live_bytes: Sequence[Sequence[int]],
+        compile_all: Callable[[], Iterable[Any]],
+    ) -> None:
+        self.stages = tuple(stages)
+        self.n_runs = tuple(map(len, live_bytes))
+        self.live_bytes = tuple(map(max, live_bytes))
+        self._compile_all = compile_all
 
     def as_text(self) -> str:
         """The text of all stages."""
@@ -192,7 +228,11 @@ class StagedLowered:
 
     def compile(self) -> tuple[Any, ...]:
         """One ``jax.stages.Compiled`` for each stage, compiled in parallel."""
-        return tuple(self._executables._compiled(iter(self._lowered.items())).values())
+        return tuple(self._compile_all())
+
+
+def _key(step: Step) -> Key:
+    return step.stage, step.donated
 
 
 @contextlib.contextmanager
