@@ -1,5 +1,6 @@
 """STAGED: a program as a list of executables gives what jax.jit gives."""
 
+import contextlib
 import functools
 import threading
 import warnings
@@ -388,6 +389,64 @@ def test_random_keys_pass_between_stages():
     )
 
 
+OF_EVERY_KIND = {
+    "bool": (lambda x: x > 1, bool),
+    "int8": (lambda x: x, np.int8),
+    "uint32": (lambda x: x, np.uint32),
+    "bfloat16": (lambda x: x, jnp.bfloat16),
+    "complex64": (lambda x: x + 1j, np.complex64),
+    "raw key": (lambda x: jax.random.key_data(jax.random.split(jax.random.key(0), 4)), None),
+    "key": (lambda x: jax.random.split(jax.random.key(0), 4), None),
+    "nothing in it": (lambda x: x[:0], np.float32),
+}
+
+
+@pytest.mark.parametrize(("make", "dtype"), OF_EVERY_KIND.values(), ids=OF_EVERY_KIND)
+def test_arguments_and_values_between_stages_are_of_every_kind(make, dtype):
+    def changed(value):
+        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return jax.vmap(lambda key: jax.random.fold_in(key, 1))(value)
+        if value.dtype == bool:
+            return jnp.roll(~value, 1, 0)
+        return jnp.roll(value, 1, 0) + jnp.ones((), value.dtype)
+
+    def fun(value, params, x):
+        values = []
+        for p in params:
+            x = block(p, x)
+            value = shared(value)
+            values.append(value)
+        return values, x
+
+    shared = jitscope.shared_subroutine(changed)
+    params, x = arguments()
+    value = make(jnp.arange(12).reshape(4, 3))
+    assert dtype is None or value.dtype == dtype or value.astype(dtype).dtype == dtype
+    value = value if dtype is None else value.astype(dtype)
+    function = staged(fun)
+    assert_alike(function(value, params, x), jax.jit(fun)(value, params, x))
+    assert is_staged(function, value, params, x)
+    assert any(avals.dtype == value.dtype for avals in program_of(fun, value, params, x).avals[-9:])
+
+
+def test_gradients_of_integers_are_float0():
+    def gradient(params, n, x):
+        return jax.grad(lambda params, n: loss(params, x) * n, argnums=(0, 1), allow_int=True)(
+            params, n
+        )
+
+    params, x = arguments()
+    actual = staged(gradient)(params, np.arange(2)[1], x)
+    expected = jax.jit(gradient)(params, np.arange(2)[1], x)
+    assert actual[1].dtype == expected[1].dtype == jax.dtypes.float0
+    assert_same(actual[0], expected[0])
+
+
+def test_batch_with_nothing_in_it():
+    params, x = arguments()
+    assert_alike(staged(step)(params, x[:0]), jax.jit(step)(params, x[:0]))
+
+
 def test_user_error_while_tracing_is_the_users():
     def fun(params, x):
         raise KeyError("mine")
@@ -407,6 +466,26 @@ def test_threads_share_one_compilation():
     for result in results:
         assert_same(result, results[0])
     assert len(staged_signature(function, *args)._runs) == 1
+
+
+def test_threads_run_different_signatures_of_one_function_at_once():
+    function, plain = staged(step, donate_argnums=0), jax.jit(step)
+    batches = [arguments()[1][:n] for n in (2, 3, 5, 16)]
+    expected = [plain(arguments()[0], batch) for batch in batches]
+    results = {}
+
+    def run(i):
+        results[i] = [function(arguments()[0], batches[i]) for _ in range(5)]
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(batches))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, want in enumerate(expected):
+        assert len(results[i]) == 5
+        for got in results[i]:
+            assert_same(got, want)
 
 
 def test_clear_cache_traces_anew():
@@ -635,6 +714,25 @@ def test_error_while_compiling_a_stage_names_the_stage():
     assert any("fun_part" in note for note in error.value.__notes__)
 
 
+def test_error_of_a_callback_within_a_stage_is_the_users():
+    def fail(x):
+        raise ValueError("the user's own words")
+
+    def fun(params, x):
+        for p in params:
+            x = block(p, x)
+        return jax.pure_callback(fail, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    errors = []
+    for function in (jax.jit(fun), staged(fun)):
+        with pytest.raises(Exception, match="the user's own words") as error:
+            jax.block_until_ready(function(*arguments()))
+        errors.append(type(error.value))
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            jax.effects_barrier()  # or the error comes up again when the process ends
+    assert errors[0] is errors[1]
+
+
 def test_arguments_on_different_devices_are_refused_as_by_jit():
     params, x = arguments()
     devices = jax.devices()
@@ -767,6 +865,28 @@ def test_shardings_given_as_options():
         {"in_shardings": (None, alone)},
     ):
         assert_alike(staged(step, **options)(*arguments()), jax.jit(step, **options)(*arguments()))
+
+
+EIGHT = {
+    "data": (P(), P(), P("d")),
+    "columns": (P(None, "d"), P("d"), P()),
+    "rows": (P("d"), P(), P()),
+    "both": (P(None, "m"), P(), P("d")),
+}
+
+
+@pytest.mark.parametrize(("w", "b", "x"), EIGHT.values(), ids=EIGHT)
+def test_train_step_on_eight_devices(w, b, x):
+    shape, axes = ((4, 2), ("d", "m")) if "m" in w else ((8,), ("d",))
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:8]).reshape(shape), axes)
+    params, batch = arguments()
+    on = {name: NamedSharding(mesh, spec) for name, spec in (("w", w), ("b", b))}
+    args = [jax.device_put(p, on) for p in params], jax.device_put(batch, NamedSharding(mesh, x))
+    options = {"out_shardings": (None, [on] * N_LAYERS)}
+    function = staged(step, **options)
+    assert is_staged(function, *args)
+    for _ in range(2):
+        assert_alike(function(*args), jax.jit(step, **options)(*args))
 
 
 def test_sharding_constraint_inside():
