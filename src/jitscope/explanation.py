@@ -48,7 +48,8 @@ def explain(
         and policy it keeps.
       *args: its arguments: arrays, or ``jax.ShapeDtypeStruct`` in their place.
       target: one of `jitscope.gpu_target.TARGETS`, such as ``"h200"``: compile for this GPU, which
-        need not be there, and in stages where `outermost_jit` was asked for them.
+        need not be there, and in stages where `outermost_jit` was asked for them. An argument of
+        `fun` by that name has to be given by ``functools.partial``.
       **kwargs: its keyword arguments, likewise.
 
     Returns:
