@@ -73,6 +73,7 @@ PURE: frozenset[Primitive] = frozenset(
 """Equations that, without effects, give equal results for equal operands, if all that is nested in
 them does so too. Barriers and callbacks are not among JAX's public primitives."""
 
+
 def _named(names: str) -> frozenset[Primitive]:
     """Those of this JAX: some are new in 0.11 and 0.12, some are not among the public ones."""
     found = (getattr(primitives, f"{n}_p", getattr(_lax, f"{n}_p", None)) for n in names.split())
