@@ -17,7 +17,12 @@ from jitscope.staged.schedule import live_bytes
 from jitscope.staged.stages import _can_cross
 
 EAGER = jitscope.Policy(
-    min_uses=2, min_equations=1, min_saved_light=1, min_saved=1, min_saved_gradient=1
+    min_uses=2,
+    min_equations=1,
+    min_equations_per_product=1,
+    min_saved_light=1,
+    min_saved=1,
+    min_saved_gradient=1,
 )
 N_LAYERS, BATCH, WIDTH = 5, 64, 128
 

@@ -22,7 +22,12 @@ from jitscope.staged.stages import cut_into_stages, obstacle
 from jitscope.structuring.policy import Structure
 
 EAGER = jitscope.Policy(
-    min_uses=2, min_equations=1, min_saved_light=1, min_saved=1, min_saved_gradient=1
+    min_uses=2,
+    min_equations=1,
+    min_equations_per_product=1,
+    min_saved_light=1,
+    min_saved=1,
+    min_saved_gradient=1,
 )
 N_LAYERS, WIDTH = 6, 8
 

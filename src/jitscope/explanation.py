@@ -49,7 +49,8 @@ def explain(
         and policy it keeps.
       *args: its arguments: arrays, or ``jax.ShapeDtypeStruct`` in their place.
       target: one of `jitscope.gpu_target.TARGETS`, such as ``"h200"``: compile for this GPU, which
-        need not be there, and in stages where `outermost_jit` was asked for them.
+        need not be there, and in stages where `outermost_jit` was asked for them. An argument of
+        `fun` by that name has to be given by ``functools.partial``.
       **kwargs: its keyword arguments, likewise.
 
     Returns:
@@ -96,11 +97,7 @@ def _explained(
     fun: Callable[..., Any], args: tuple, kwargs: dict[str, Any], *, with_plain: bool
 ) -> ReuseReport:
     if not callable(fun):
-        name = "compare" if with_plain else "explain"
-        raise TypeError(
-            f"{name}() needs a function, and after it the arguments to trace it for; got {fun!r} "
-            f"of type {type(fun).__name__}. For example jitscope.{name}(train_step, params, batch)."
-        )
+        raise _not_callable("compare" if with_plain else "explain", fun)
     with not_counting():
         both = _both(fun, args, kwargs)
         compiled = both.structured()
@@ -127,6 +124,13 @@ def _explained(
                 notes=(both.note,),
             ),
         )
+    )
+
+
+def _not_callable(name: str, fun: object) -> TypeError:
+    return TypeError(
+        f"{name}() needs a function, and after it the arguments to trace it for; got {fun!r} "
+        f"of type {type(fun).__name__}. For example jitscope.{name}(train_step, params, batch)."
     )
 
 
@@ -221,9 +225,12 @@ def _explained_for(
 ) -> ReuseReport:
     if isinstance(getattr(fun, "__func__", None), OutermostJit):
         fun, args = fun.__func__, (fun.__self__, *args)
+    if not callable(fun):
+        raise _not_callable("explain", fun)
     function, args, kwargs = _outermost_alike(fun, args, kwargs)
-    made = compile_for(target, function, *args, **kwargs)
-    (program,) = function.reuse().report().programs
+    with not_counting():
+        made = compile_for(target, function, *args, **kwargs)
+        (program,) = function.reuse().report().programs
     kernels = made.kernels
     for_target = ForTarget(
         target=target,
@@ -236,7 +243,16 @@ def _explained_for(
         temporary_bytes=made.temp_bytes,
         peak_bytes=made.peak_bytes,
     )
-    return ReuseReport((dataclasses.replace(program, platform="cuda", for_target=for_target),))
+    return ReuseReport(
+        (
+            dataclasses.replace(
+                program, platform="cuda", for_target=for_target, notes=(_NOT_RUN.format(target),)
+            ),
+        )
+    )
+
+
+_NOT_RUN = "traced and compiled anew for the target {}, which need not be there; nothing was run"
 
 
 def _outermost_alike(

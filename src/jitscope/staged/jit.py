@@ -55,7 +55,9 @@ _SIGNATURE = ("static_argnums", "static_argnames", "in_shardings")
 
 UNSTAGED = object()
 """Returned in place of a result for arguments that the whole program has to be compiled for."""
-STAGE_POLICY = Policy(min_equations=8, min_saved=1, min_saved_gradient=1)
+STAGE_POLICY = Policy(
+    min_equations=8, min_equations_per_product=1, min_saved=1, min_saved_gradient=1
+)
 """A stage costs the host some microseconds and saves the same time on every platform, so that
 every body of twelve equations with a matrix product is worth one."""
 
