@@ -118,7 +118,7 @@ def _explained(
                     structure_s=spent.structure_s,
                 ),
                 is_applied=both.is_applied,
-                notes=(both.note,),
+                notes=(*program.notes, both.note),
             ),
         )
     )

@@ -40,11 +40,13 @@ class Evidence:
       before: with constants hoisted and repeats outlined.
       after: restructured.
       variants: bodies that stand in for others.
+      n_constants: operands of ``before``, the first ones, that are values the program captured.
     """
 
     before: _jax.AnyJaxpr
     after: _jax.AnyJaxpr
     variants: Variants
+    n_constants: int = 0
 
     @functools.cached_property
     def bodies(self) -> dict[str, Any]:
@@ -206,7 +208,10 @@ def evidence_of(before: Program, after: Program, variants: Variants) -> Evidence
     if any(isinstance(value, _jax.Tracer) for value in values):
         return None
     return Evidence(
-        _jax.constants_as_operands(before.jaxpr), _jax.constants_as_operands(after.jaxpr), variants
+        _jax.constants_as_operands(before.jaxpr),
+        _jax.constants_as_operands(after.jaxpr),
+        variants,
+        len(_jax.consts(before.jaxpr)),
     )
 
 
