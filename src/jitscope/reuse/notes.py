@@ -1,7 +1,8 @@
 """What is easily overlooked in a program: Evidence -> notes, one sentence each.
 
-Captured arrays are copied into the compiled program, where XLA may compute with them for minutes, and
-JAX says so from 2 GB on only. A donation does nothing in a nested ``jit``, and nobody says so.
+Captured arrays are copied into the compiled program, where XLA may compute with them for
+minutes, and JAX says so from 2 GB on only. A donation does nothing in a nested ``jit``, and
+nobody says so.
 """
 
 from __future__ import annotations

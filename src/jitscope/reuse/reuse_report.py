@@ -324,7 +324,7 @@ class SubroutineReport:
       retraces: reasons of the traces after the first.
       problems: what is likely not as its user wants it.
       n_compiled: how often it was compiled on its own, for calls outside any trace.
-      seconds: that took.
+      seconds: of its traces, with what it calls, and of compiling it on its own.
     """
 
     name: str

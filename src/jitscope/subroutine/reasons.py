@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from .. import _jax
 from .keys import ByIdentity, parts_of, text_of
 
 FIRST = "first use"
@@ -224,6 +225,7 @@ def context() -> dict[str, Any]:
     config = jax.config
     return {
         "mesh": jax.sharding.get_abstract_mesh(),
+        "named axes": _jax.bound_axes(),
         "x64": config.jax_enable_x64,
         "default_matmul_precision": config.jax_default_matmul_precision,
         "numpy_dtype_promotion": config.jax_numpy_dtype_promotion,
