@@ -192,7 +192,7 @@ def test_recording_can_be_printed_and_shown():
     ],
     ids=["never called", "never traced", "once", "never reused", "reused"],
 )
-def test_subroutine_that_is_of_no_use_is_told(use, problem):  # REPORTS 97
+def test_subroutine_that_is_of_no_use_is_told(use, problem):  # accelerate#4188
     # Code of its own for each case: functions with one code are counted together.
     layer = jitscope.shared_subroutine(
         eval(f"lambda x: x + {abs(hash(problem)) % 9999}"), name=f"for {problem}"

@@ -1,9 +1,10 @@
 """Why a body was traced again: the situations that people report, each with its reason.
 
-Numbers are those of the public reports that the situations were taken from.
+Names end in the public reports that the situations were taken from.
 """
 
 import collections
+import dataclasses
 import enum
 import functools
 import itertools
@@ -53,6 +54,18 @@ class Layer:
 jax.tree_util.register_pytree_node(
     Layer, lambda layer: ((layer.scale,), None), lambda _, children: Layer(*children)
 )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Indexed:
+    """A module with a field that is no array."""
+
+    scale: Any
+    idx: int = dataclasses.field(metadata=dict(static=True))
+
+    def apply(self, x):
+        return x * self.scale
 
 
 def new_code(signature="x, mask=None, *, n=0, mode='a'", value="x"):
@@ -178,6 +191,27 @@ def static_layer_index(shared):
     return f
 
 
+def static_field_of_a_class(shared):
+    f = shared(Indexed.apply)
+    for i in range(2):
+        f(Indexed(2.0, i), X)
+    return f
+
+
+def captured_function(shared):
+    def make(k, table):
+        def act(x, scale=k):
+            return x * scale + table
+
+        return shared(lambda x: act(x))
+
+    one = jnp.ones(3)
+    for k, table in ((2, one), (2, one), (3, one), (3, one * 1)):
+        f = make(k, table)
+        f(X)
+    return f
+
+
 def static_numbers_of_other_types(shared):
     f = shared(static_argnames="n")(lambda x, n: x)
     for n in (1, True, 1.0, 1):
@@ -236,12 +270,12 @@ def in_mesh(shared):
 
 SITUATIONS = {
     # What retraces under jax.jit and does not here: one trace, no reason.
-    "fresh lambda on one line (34, 35)": (fresh_lambda, []),
-    "fresh partial with equal values (36)": (fresh_partial, []),
-    "bound method made anew (33)": (fresh_bound_method, []),
-    "equal modules, other weights (44)": (equal_instances, []),
-    "function defined in a loop (32)": (function_defined_in_a_loop, []),
-    "positional, keyword and default (39)": (
+    "fresh lambda on one line (zorch#166, flax#5512)": (fresh_lambda, []),
+    "fresh partial with equal values (unxt#906)": (fresh_partial, []),
+    "bound method made anew (jax#19570)": (fresh_bound_method, []),
+    "equal modules, other weights (jax#5595)": (equal_instances, []),
+    "function defined in a loop (jax#4645)": (function_defined_in_a_loop, []),
+    "positional, keyword and default (jax#523)": (
         made_by([lambda f: f(X, None), lambda f: f(x=X), lambda f: f(X, mask=None, n=0)]),
         [],
     ),
@@ -254,7 +288,7 @@ SITUATIONS = {
         [],
     ),
     # What must be traced again: the reason.
-    "Python scalar against array (38)": (
+    "Python scalar against array (jax#3163)": (
         made_by([lambda f: f(2.0), lambda f: f(jnp.float32(2.0))]),
         ["weak_type of argument x: False against True"],
     ),
@@ -303,11 +337,15 @@ SITUATIONS = {
         ),
         ["containers of the arguments: ...'b', 'a'... against ...'a', 'b'..."],
     ),
-    "static layer index (40)": (
+    "static layer index (jax#33043)": (
         static_layer_index,
         ["static value layer_idx: 1 against 0", "static value layer_idx: 2 against 1"],
     ),
-    "1 against True against 1.0 (41)": (
+    "static field of a class (jax#33043)": (
+        static_field_of_a_class,
+        ["static field idx of Indexed: 1 against 0"],
+    ),
+    "1 against True against 1.0 (jax#3701)": (
         static_numbers_of_other_types,
         ["static value n: True against 1", "static value n: 1.0 against True"],
     ),
@@ -319,11 +357,11 @@ SITUATIONS = {
         made_by([lambda f: f(X, Mode.TRAIN), lambda f: f(X, Mode.TEST)]),
         ["static value mask: <Mode.TEST: 2> against <Mode.TRAIN: 1>"],
     ),
-    "static object without equality (41)": (
+    "static object without equality (jax#3701)": (
         static_object_without_equality,
         ["static value token: another Token object...register Token as a pytree...== and hash"],
     ),
-    "object that is no pytree (44)": (
+    "object that is no pytree (jax#5595)": (
         objects_that_are_no_pytrees,
         ["static value self: another Module object...pytree...equinox Module...arrays"] * 3,
     ),
@@ -333,15 +371,22 @@ SITUATIONS = {
     ),
     "partial with other values": (partial_of_other_values, ["k: 4 against 3"]),
     "captured number": (captured_number, ["captured value k: 3 against 2"]),
+    "function that captured other values (tinygp#239)": (
+        captured_function,
+        [
+            "captured value act.scale: 3 against 2",
+            "captured value act.table: another object (Array object) that is not equal",
+        ],
+    ),
     "captured array": (
         captured_array,
         ["captured value table: another object (Array object) that is not equal"],
     ),
-    "captured flag that flips (57)": (
+    "captured flag that flips (jax#1426)": (
         captured_flag_that_flips,
         ["captured value flag: True against False"],
     ),
-    "captured tracer (56)": (captured_tracer, ["it captured a tracer"]),
+    "captured tracer (jax#38460)": (captured_tracer, ["it captured a tracer"]),
     "cleared caches": (cleared_caches, ["caches were cleared"]),
     "matmul precision": (
         in_context(lambda: jax.default_matmul_precision("highest")),
@@ -356,7 +401,7 @@ SITUATIONS = {
         in_context(lambda: jax.numpy_dtype_promotion("strict")),
         ["numpy_dtype_promotion: strict against standard"],
     ),
-    "mesh in context (47, 48)": (in_mesh, ["mesh"]),
+    "mesh in context (jax#31250, jax#6483)": (in_mesh, ["mesh"]),
 }
 
 

@@ -125,7 +125,7 @@ def test_trace_outside_any_trace_is_used_under_one():
     assert len(runs) == 1
 
 
-def test_checkpoint_and_jit_in_any_order_trace_the_body_once():  # REPORTS 51
+def test_checkpoint_and_jit_in_any_order_trace_the_body_once():  # jax#9661
     fun, runs = counted(layer)
     block = shared_subroutine(fun)
     checkpointed = jax.checkpoint(block)
@@ -143,7 +143,7 @@ def test_custom_derivatives_inside_are_used():
     assert jax.grad(shared_subroutine(lambda x: halved(x)))(3.0) == 0.5
 
 
-def test_custom_vjp_around_a_method_does_not_leak():  # REPORTS 61
+def test_custom_vjp_around_a_method_does_not_leak():  # jax#2884
     class Model:
         @shared_subroutine
         def block(self, x):
@@ -160,7 +160,7 @@ def test_custom_vjp_around_a_method_does_not_leak():  # REPORTS 61
     np.testing.assert_allclose(jax.jit(jax.grad(Model().loss))(X[0]), 7.0 * X[0], rtol=1e-6)
 
 
-def test_collectives_and_axis_names_work_inside():  # REPORTS 82
+def test_collectives_and_axis_names_work_inside():  # jax#34801
     block = shared_subroutine(lambda x: jax.lax.psum(x, "i") * 2)
     out = jax.vmap(lambda x: block(block(x)), axis_name="i")(jnp.arange(4.0))
     np.testing.assert_allclose(out, [96.0] * 4)
@@ -175,7 +175,7 @@ def test_collectives_and_axis_names_work_inside():  # REPORTS 82
 # --- arguments and results ----------------------------------------------------------------
 
 
-def test_positional_keyword_and_default_spellings_share_a_trace():  # REPORTS 39
+def test_positional_keyword_and_default_spellings_share_a_trace():  # jax#523
     fun, runs = counted(lambda x, n=1, *, scale=2.0: x * scale + n)
     block = shared_subroutine(fun)
 
@@ -212,7 +212,7 @@ def test_array_defaults_of_functions_made_in_a_loop_share_a_trace():
     assert len(runs) == 1
 
 
-def test_one_true_and_float_one_are_different_signatures():  # REPORTS 41
+def test_one_true_and_float_one_are_different_signatures():  # jax#3701
     block = shared_subroutine(lambda x, tag: x * len(repr(tag)), static_argnames="tag")
     got = [float(block(1.0, tag)) for tag in (1, 1.0, True, 0.0, -0.0, 1)]
     assert got == [1.0, 3.0, 4.0, 3.0, 4.0, 1.0]
@@ -257,7 +257,7 @@ def test_equal_lambdas_as_arguments_share_a_trace():
     np.testing.assert_allclose(model(X[:1], 2.0), ((X[:1] * 2 + 2) * 2 + 2) * 3 + 2, rtol=1e-6)
 
 
-def test_unhashable_static_leaf_is_an_error_that_names_the_path_and_the_cure():  # REPORTS 41
+def test_unhashable_static_leaf_is_an_error_that_names_the_path_and_the_cure():  # jax#3701
     block = shared_subroutine(lambda x, config: x, name="encoder")
     with pytest.raises(TypeError) as error:
         block(X, config={"rates": {1, 2}, "ok": "yes"})
@@ -269,7 +269,7 @@ def test_unhashable_static_leaf_is_an_error_that_names_the_path_and_the_cure(): 
 
 
 @pytest.mark.parametrize("under_jit", [False, True])
-def test_results_that_are_not_arrays_come_back_as_they_are(under_jit):  # REPORTS 54
+def test_results_that_are_not_arrays_come_back_as_they_are(under_jit):  # jax#14666
     sentinel = object()
     table = np.arange(3)
 
@@ -387,7 +387,7 @@ def test_arguments_that_do_not_fit_raise_pythons_own_error():
 # --- closures ---------------------------------------------------------------------------------
 
 
-def test_fresh_functions_partials_and_bound_methods_are_traced_once_each():  # REPORTS 33, 34
+def test_fresh_functions_partials_and_bound_methods_are_traced_once_each():  # jax#19570, zorch#166
     runs = Runs(), Runs(), Runs(), Runs()
 
     def scaled(factor, x):
@@ -472,7 +472,7 @@ def test_new_shape_on_the_fast_path_of_a_closure_is_traced_with_its_captures():
         np.testing.assert_allclose(block(jnp.ones(n)), 3.0 * np.ones(n))
 
 
-def test_captured_tracer_is_traced_once_per_trace_and_never_across_traces():  # REPORTS 56
+def test_captured_tracer_is_traced_once_per_trace_and_never_across_traces():  # jax#38460
     runs = Runs()
 
     def forward(x, mask):
@@ -511,7 +511,7 @@ def test_one_wrapper_whose_cell_holds_another_tracer_in_each_trace():
     np.testing.assert_allclose(jax.vmap(forward, (None, 0))(1.0, jnp.arange(3.0)), [0.0, 1.0, 4.0])
 
 
-def test_tracer_hidden_in_an_object_is_never_reused():  # REPORTS 56
+def test_tracer_hidden_in_an_object_is_never_reused():  # jax#38460
     holder = type("Holder", (), {})()
 
     @shared_subroutine
@@ -607,7 +607,7 @@ class Scaler:
         return x * 10
 
 
-def test_methods_bind_and_tell_instances_apart():  # REPORTS 44
+def test_methods_bind_and_tell_instances_apart():  # jax#5595
     a, b = Scaler(2.0), Scaler(3.0)
     f = jax.jit(lambda x: a.apply(b.apply(a.apply(a.apply(x)))))
     np.testing.assert_allclose(f(X), X * 24)
@@ -745,7 +745,7 @@ def test_unknown_structure_is_an_error_that_lists_the_known():
 @pytest.mark.parametrize("option", ["donate_argnums", "compiler_options", "in_shardings"])
 def test_options_of_the_outermost_function_are_refused_with_the_place_for_them(option):
     with pytest.raises(TypeError, match=rf"{option}.*belongs on outermost_jit\({option}=..."):
-        shared_subroutine(layer, **{option: None})  # REPORTS 80, 81
+        shared_subroutine(layer, **{option: None})  # jax#3606, tt-xla#2805
 
 
 def test_unknown_option_and_non_callable_are_refused():
@@ -837,12 +837,12 @@ def module_level(x):
     return x * 2
 
 
-def test_subroutine_is_pickled_and_copied_by_its_name():  # REPORTS 52
+def test_subroutine_is_pickled_and_copied_by_its_name():  # tinygp#239
     assert pickle.loads(pickle.dumps(module_level)) is module_level
     assert copy.deepcopy([module_level]) == [module_level]
 
 
-def test_cores_of_forgotten_functions_are_bounded(monkeypatch):  # REPORTS 67
+def test_cores_of_forgotten_functions_are_bounded(monkeypatch):  # jax#16778
     monkeypatch.setattr("jitscope.subroutine.cores.MAX_CORES", 4)
     kept = shared_subroutine(lambda x: x + 0.25)
     for k in range(20):
@@ -893,7 +893,7 @@ def test_traceback_shows_the_users_line_and_the_next_call_works():
     ],
     ids=["branch", "range", "shape"],
 )
-def test_traced_python_number_is_named_with_the_cure(body):  # REPORTS 55
+def test_traced_python_number_is_named_with_the_cure(body):  # jax#9298
     with pytest.raises((TypeError, IndexError)) as error:
         jax.jit(lambda x: shared_subroutine(body)(x, 3))(1.0)
     notes = " ".join(error.value.__notes__)

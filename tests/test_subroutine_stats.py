@@ -45,12 +45,12 @@ def test_record_is_frozen_printable_and_a_snapshot():
     assert "2 calls, 1 trace: (x: f32[2,3])" in text and "x: " in text
 
 
-def test_subroutine_that_was_never_called_says_so():  # REPORTS 97
+def test_subroutine_that_was_never_called_says_so():  # accelerate#4188
     text = str(shared_subroutine(lambda x: x + 0.5).stats())
     assert "never called: is the undecorated function called instead?" in text
 
 
-def test_fresh_functions_with_one_code_are_counted_together():  # REPORTS 32, 34
+def test_fresh_functions_with_one_code_are_counted_together():  # jax#4645, zorch#166
     made = []
 
     @jax.jit
@@ -82,7 +82,7 @@ def test_fresh_functions_with_one_code_are_counted_together():  # REPORTS 32, 34
     ],
     ids=lambda v: v.split(":")[0] if isinstance(v, str) else "",
 )
-def test_reason_of_a_retrace_names_what_changed(calls, expected):  # REPORTS 38, 40
+def test_reason_of_a_retrace_names_what_changed(calls, expected):  # jax#3163, jax#33043
     # Code of its own for each case: functions with one code are counted together.
     block = shared_subroutine(eval("lambda x=X, s=1.0, idx='': 0", {"X": X}))
     base = dict(x=X, s=1.5, idx="0")
@@ -116,14 +116,14 @@ def test_captured_values_and_objects_are_told_apart():
     )
 
 
-def test_python_bool_int_and_float_statics_are_three_traces():  # REPORTS 41
+def test_python_bool_int_and_float_statics_are_three_traces():  # jax#3701
     block = shared_subroutine(lambda x, n: x, static_argnames="n")
     for n in (1, 1.0, True, 1):
         block(X, n)
     assert reasons(block) == ("static value n: 1.0 against 1", "static value n: True against 1.0")
 
 
-def test_context_is_named_where_the_signature_is_unchanged():  # REPORTS 48
+def test_context_is_named_where_the_signature_is_unchanged():  # jax#6483
     block = shared_subroutine(lambda x: x @ x.T)
     block(X)
     with jax.default_matmul_precision("highest"):
@@ -157,7 +157,7 @@ def test_captured_tracer_is_the_reason_across_traces():
     assert (made[-1].stats().n_calls, made[-1].stats().n_traces) == (4, 2)
 
 
-def test_mesh_is_part_of_the_reason():  # REPORTS 47, 48
+def test_mesh_is_part_of_the_reason():  # jax#31250, jax#6483
     block = shared_subroutine(lambda x: x * 3)
     mesh = jax.make_mesh((8,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
     x = jnp.ones(8)

@@ -179,11 +179,12 @@ def fibonacci(decorate, n):
 
 def test_recursion_over_static_depth_is_counted_without_expanding_it():  # jax#22385
     structured = outermost_jit(fibonacci(shared_subroutine, 40))
-    structured.trace(X)
-    census = structured.reuse().census
+    program, census = report_of(structured, X), structured.reuse().census
     assert census.n_equations > 10**8  # what XLA would get, were every call spelled out
     assert len(census.bodies) == 41
     assert max(body.n_paths for body in census.bodies) == 102_334_155  # fib(40)
+    assert program.n_equations == census.n_equations
+    assert f"{census.n_equations:,} equations" in str(structured.reuse())
 
 
 def test_recursion_is_never_expanded_further_than_by_plain_jit():  # jax#22385

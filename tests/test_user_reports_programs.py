@@ -26,6 +26,11 @@ from jitscope.subroutine.cores import registry
 X = normal(0, 2, 3)
 
 
+def report_of_all(fun, *args):
+    fun.trace(*args)
+    return fun.reuse().report()
+
+
 # --- constants and memory --------------------------------------------------------------------
 
 TABLE = jnp.asarray(np.random.RandomState(0).randn(256, 256).astype(np.float32)) / 16
@@ -48,6 +53,19 @@ def test_captured_array_is_in_the_module_once_whatever_calls_it(decorate, differ
     text = structured.lower(x).as_text()
     assert len(text) < 2.5 * TABLE.nbytes  # once, in hexadecimal digits
     assert_same(structured(x), jax.jit(program)(x), tolerance_factor=10)
+
+
+@pytest.mark.parametrize("decorate", [shared_subroutine, jax.jit, lambda f: f])
+def test_large_captured_array_is_told_with_its_size_and_line(decorate):
+    # jax#27541, jax#28157, jax#29679, jax#36974: JAX warns of such constants from 2 GB on.
+    table = jnp.asarray(np.random.RandomState(1).randn(512, 600).astype(np.float32))
+    layer = decorate(lambda x: jnp.tanh(x @ table) @ table.T)
+    structured = outermost_jit(lambda x: repeated(layer, 4, x))
+    text = " ".join(str(report_of_all(structured, jnp.ones((2, 512)))).split())
+    assert "captured 1.23 MB of arrays" in text
+    assert re.search(r"f32\[512,600\], is used at \w+\.py:\d+", text)
+    passed = outermost_jit(lambda table, x: jnp.tanh(x @ table))
+    assert "captured" not in str(report_of_all(passed, table, jnp.ones((2, 512))))
 
 
 def test_array_that_is_passed_is_no_constant():  # tpu-inference#1192, jax#27541, jax#28157
@@ -165,8 +183,12 @@ def test_donation_of_somebodys_nested_function_takes_nothing_away():  # jax#3606
         return inner(inner(x)) + x  # x is used after it was "donated"
 
     x = X + 0
-    assert_same(outermost_jit(program)(x), jax.jit(program)(x))
+    structured = outermost_jit(program)
+    assert_same(structured(x), jax.jit(program)(x))
     assert not x.is_deleted()
+    text = " ".join(str(structured.reuse()).split())
+    assert "donates arguments, which does nothing within another jit" in text
+    assert "outermost_jit(donate_argnums=...)" in text
 
 
 def test_compiler_options_belong_to_the_outermost_function():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 
 import jax
 import jax.numpy as jnp
@@ -92,7 +93,7 @@ def test_layers_that_differ_in_an_unused_static_field_are_one_body():  # jax#330
     assert body.n_uses == 12
     # Python code may read the field, so it is traced for each: the reason shows the two values.
     assert call.stats().n_traces == 12
-    assert all("Indexed" in reason for reason in call.stats().retrace_reasons)
+    assert call.stats().retrace_reasons[0] == "static field idx of Indexed: 1 against 0"
 
 
 def test_static_index_of_a_layer_that_is_left_out_makes_one_trace():  # jax#33043
@@ -285,6 +286,14 @@ def test_primal_of_a_custom_jvp_is_traced_less_often_when_nested():  # jax#12775
     assert_same(ours[1], flat[1])
 
 
+def test_named_axis_is_given_as_the_reason():  # jax#34801, jax#1347
+    layer = shared_subroutine(lambda x: jax.lax.psum(x, "i") * 1.5)
+    for size in (2, 4):
+        jax.vmap(lambda x: layer(layer(x)), axis_name="i")(jnp.ones((size, 3)))
+    (reason,) = layer.stats().retrace_reasons
+    assert "named axes: {'i': 4} against {'i': 2}" in reason
+
+
 # --- is it told? -----------------------------------------------------------------------------
 
 
@@ -323,6 +332,27 @@ def test_seconds_of_every_phase_are_known_for_a_block_of_code():
     assert min(mine.seconds.trace_s, mine.seconds.lower_s, mine.seconds.compile_s) > 0
     assert report.seconds.cold_s >= mine.seconds.cold_s
     assert "compile" in str(record)
+
+
+def test_seconds_to_trace_are_known_for_every_subroutine():
+    # mujoco#2441, brax#95, squishyplanet#24: which function takes the minutes?
+    @shared_subroutine
+    def slow(x):
+        time.sleep(0.12)
+        return jnp.sin(x)
+
+    @shared_subroutine
+    def around(x):
+        return slow(slow(x))
+
+    with jitscope.recording() as record:
+        outermost_jit(lambda x: around(around(x))).trace(X)
+    assert around.stats().trace_s >= slow.stats().trace_s >= 0.12  # asleep
+    shown = [
+        s.split(":")[0] for s in str(record).splitlines() if s.startswith(("slow:", "around:"))
+    ]
+    assert shown == ["around", "slow"]  # the slowest first
+    assert "traced in 0." in str(slow.stats())
 
 
 def test_wrapped_solver_is_shown_to_be_traced_once():  # lineax#169

@@ -121,7 +121,7 @@ def _explained(
                     for body in program.bodies
                 ),
                 is_applied=both.is_applied,
-                notes=(both.note,),
+                notes=(*program.notes, both.note),
             ),
         )
     )

@@ -43,6 +43,11 @@ def compiled_alone(n: int, seconds: Any) -> str:
     )
 
 
+def traced_in(trace_s: float) -> list[str]:
+    """A line on how long the traces of a subroutine took, where that is worth one."""
+    return [f"  traced in {trace_s:.2f} s, with what it calls"] if trace_s >= 0.1 else []
+
+
 def size(n_bytes: int) -> str:
     """``512 B``, ``1.5 MB``."""
     value = float(n_bytes)

@@ -82,6 +82,7 @@ from .tracing import (
     Boundary as Boundary,
     Tracer as Tracer,
     at_top_level as at_top_level,
+    bound_axes as bound_axes,
     call_traced as call_traced,
     closed_over_by as closed_over_by,
     emit as emit,

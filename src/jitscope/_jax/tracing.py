@@ -26,6 +26,11 @@ NO_TRACE = _core.eval_trace
 may be false where ``at_top_level()`` is true."""
 
 
+def bound_axes() -> dict[Any, int]:
+    """Sizes by name of the axes that ``vmap`` and ``shard_map`` around this trace have named."""
+    return dict(_core.get_axis_env().axis_sizes)
+
+
 class Boundary(NamedTuple):
     """How ``jax.jit`` treats what enters and leaves a function, leaf by leaf.
 

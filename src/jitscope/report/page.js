@@ -332,13 +332,14 @@
     if (!report.subroutines.length) return [];
     const rows = report.subroutines.map((s) => make("tr", {}, make("td", {}, s.name),
       ...[s.n_calls, s.n_traces, s.n_reused].map((n) => make("td", {class: "number"}, number(n))),
+      make("td", {class: "number"}, seconds(s.seconds.trace_s)),
       make("td", {class: "number"}, s.n_compiled ? `${number(s.n_compiled)} in `
         + seconds(s.seconds.lower_s + s.seconds.compile_s) : "-"),
       make("td", {}, make("ul", {}, ...s.problems.map((p) => make("li", {class: "miss"}, p)),
         ...s.retraces.map((r) => make("li", {}, `${number(r.n_traces)} \u00d7 ${r.reason}`))))));
     return [make("h2", {}, "Shared subroutines"), make("div", {class: "scroll"},
       make("table", {}, make("thead", {}, make("tr", {}, ...[
-        "Subroutine", "Calls under a trace", "Traces", "Reused", "Compiled on its own",
+        "Subroutine", "Calls under a trace", "Traces", "Reused", "Traced in", "Compiled on its own",
         "Why it was traced again"]
         .map((label) => make("th", {}, label)))), make("tbody", {}, ...rows)))];
   }

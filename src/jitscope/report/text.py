@@ -23,7 +23,7 @@ from ..reuse.reuse_report import (
     ReuseReport,
     SubroutineReport,
 )
-from ..words import LEGEND, compiled_alone, count, percent, place, printable, size
+from ..words import LEGEND, compiled_alone, count, percent, place, printable, size, traced_in
 
 _DETAIL = 12
 """Smallest body, in equations, that has a row although its calls are not kept, or advice."""
@@ -54,7 +54,8 @@ def render(report: ReuseReport, *, width: int | None = None, colour: bool = Fals
             f"and {count(len(rest), 'program')} more, "
             f"{sum(program.seconds.cold_s for program in rest):.2f} s"
         )
-    parts += [_subroutine(subroutine, width) for subroutine in report.subroutines]
+    slowest = sorted(report.subroutines, key=lambda subroutine: -subroutine.seconds.trace_s)
+    parts += [_subroutine(subroutine, width) for subroutine in slowest]
     if report.other.cold_s:
         parts.append(
             _wrapped(
@@ -462,7 +463,7 @@ def _subroutine(subroutine: SubroutineReport, width: int) -> str:
         f"{printable(subroutine.name)}: {count(subroutine.n_calls, 'call')} under a trace, "
         f"{count(subroutine.n_traces, 'trace')}, {subroutine.n_reused:,} reused"
     )
-    lines = [head]
+    lines = [head, *traced_in(subroutine.seconds.trace_s)]
     if subroutine.n_compiled:
         lines.append(f"  {compiled_alone(subroutine.n_compiled, subroutine.seconds)}")
     lines += [f"! {printable(problem)}" for problem in subroutine.problems]

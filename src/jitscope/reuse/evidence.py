@@ -15,7 +15,7 @@ from typing import Any
 
 from .. import _jax
 from ..ir.fingerprint import fingerprint
-from ..ir.program import Program
+from ..ir.program import Program, count_equations
 from ..names import OutlinedName, SubroutineName, is_outlined
 from ..structuring.census import call_sites
 from ..structuring.shared_call import shared_call_p
@@ -27,6 +27,8 @@ _MAX_SITES = 256
 """Lines shown for one body; an outlined update of a large model is called from one line."""
 _MAX_LINES = 400
 """Lines of a body's jaxpr that are kept."""
+_MAX_PRINTED = 100_000
+"""Equations of a body that is printed at all: JAX's printer follows every path of calls."""
 Counts = collections.Counter[Any]
 
 
@@ -38,11 +40,13 @@ class Evidence:
       before: with constants hoisted and repeats outlined.
       after: restructured.
       variants: bodies that stand in for others.
+      n_constants: operands of ``before``, the first ones, that are values the program captured.
     """
 
     before: _jax.AnyJaxpr
     after: _jax.AnyJaxpr
     variants: Variants
+    n_constants: int = 0
 
     @functools.cached_property
     def bodies(self) -> dict[str, Any]:
@@ -164,6 +168,9 @@ class Evidence:
         jaxpr = self.bodies.get(digest)
         if jaxpr is None:
             return ""
+        n_equations = count_equations(jaxpr, {})
+        if n_equations > _MAX_PRINTED:
+            return f"{n_equations:,} equations with every call spelled out: too many to show"
         lines = str(_jax.opened(jaxpr)).split("\n")
         if len(lines) > _MAX_LINES:
             lines[_MAX_LINES:] = [f"... and {len(lines) - _MAX_LINES} lines more"]
@@ -201,7 +208,10 @@ def evidence_of(before: Program, after: Program, variants: Variants) -> Evidence
     if any(isinstance(value, _jax.Tracer) for value in values):
         return None
     return Evidence(
-        _jax.constants_as_operands(before.jaxpr), _jax.constants_as_operands(after.jaxpr), variants
+        _jax.constants_as_operands(before.jaxpr),
+        _jax.constants_as_operands(after.jaxpr),
+        variants,
+        len(_jax.consts(before.jaxpr)),
     )
 
 

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -75,6 +75,10 @@ class _Difference:
     text: str
 
 
+_Known: TypeAlias = dict[tuple[int, int], list[_Difference]]
+"""Pairs of jaxprs by identity: where bodies call bodies, one pair is met on many paths."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Candidate:
     """A body that may be a near miss of another.
@@ -117,6 +121,7 @@ def near_misses(
     Returns:
       By digest; bodies that are close to no other are left out.
     """
+    known: _Known = {}
     families: dict[tuple[str, bool], list[Candidate]] = {}
     for body in bodies:
         families.setdefault((body.name, body.is_backward), []).append(body)
@@ -126,7 +131,7 @@ def near_misses(
             close = [
                 (differences, other)
                 for other in family[:i]
-                if (differences := _differences_of(body, other))
+                if (differences := _differences_of(body, other, known))
             ]
             if close:
                 differences, other = min(
@@ -141,9 +146,9 @@ def near_misses(
     return found
 
 
-def _differences_of(body: Candidate, other: Candidate) -> list[_Difference]:
+def _differences_of(body: Candidate, other: Candidate, known: _Known) -> list[_Difference]:
     """What differs; as one difference of kind "gradient" where a gradient alone is to blame."""
-    found = _differences(body.jaxpr, other.jaxpr)
+    found = _differences(body.jaxpr, other.jaxpr, known)
     if not found or not {difference.kind for difference in found} <= _MADE_BY_GRADIENTS:
         return found
     is_derived = body.is_differentiated or other.is_differentiated
@@ -155,15 +160,19 @@ def _differences_of(body: Candidate, other: Candidate) -> list[_Difference]:
 
 
 def _lines(jaxpr: _jax.AnyJaxpr) -> Iterator[str]:
-    for eqn in _jax.equations(jaxpr):
-        yield from _jax.user_stack(eqn)[-1:]
-        for sub in _jax.sub_jaxprs(eqn):
-            yield from _lines(sub)
+    waiting, seen = [jaxpr], {id(jaxpr)}
+    while waiting:
+        for eqn in _jax.equations(waiting.pop()):
+            yield from _jax.user_stack(eqn)[-1:]
+            for sub in _jax.sub_jaxprs(eqn):
+                if id(sub) not in seen:
+                    seen.add(id(sub))
+                    waiting.append(sub)
 
 
 def differences(new: _jax.AnyJaxpr, old: _jax.AnyJaxpr) -> list[str]:
     """What differs between two bodies, causes only; empty where they are not similar."""
-    texts = dict.fromkeys(difference.text for difference in _differences(new, old))
+    texts = dict.fromkeys(difference.text for difference in _differences(new, old, {}))
     return list(texts)[:_MAX_TEXTS]
 
 
@@ -192,8 +201,15 @@ def _near_miss(
     )
 
 
-def _differences(new: _jax.AnyJaxpr, old: _jax.AnyJaxpr) -> list[_Difference]:
-    """What differs, causes only; empty where the two are not similar."""
+def _differences(new: _jax.AnyJaxpr, old: _jax.AnyJaxpr, known: _Known) -> list[_Difference]:
+    """What differs, causes only and each once; empty where the two are not similar."""
+    pair = id(new), id(old)
+    if pair not in known:
+        known[pair] = list(dict.fromkeys(_all_differences(new, old, known)))
+    return known[pair]
+
+
+def _all_differences(new: _jax.AnyJaxpr, old: _jax.AnyJaxpr, known: _Known) -> list[_Difference]:
     a, b = _jax.opened(new), _jax.opened(old)
     same_code = [eqn.primitive for eqn in a.eqns] == [eqn.primitive for eqn in b.eqns]
     found = _operand_differences(a, b)
@@ -203,7 +219,7 @@ def _differences(new: _jax.AnyJaxpr, old: _jax.AnyJaxpr) -> list[_Difference]:
         found = [
             difference
             for x, y in zip(a.eqns, b.eqns, strict=True)
-            for difference in _equation_differences(x, y)
+            for difference in _equation_differences(x, y, known)
         ]
         found = found or _constants(new, old)
         return found or [_Difference("results", "the values that are passed on or returned")]
@@ -247,7 +263,7 @@ def _used(jaxpr: Any) -> set[Any]:
     )
 
 
-def _equation_differences(new: Any, old: Any) -> list[_Difference]:
+def _equation_differences(new: Any, old: Any, known: _Known) -> list[_Difference]:
     at = f"({new.primitive.name} at {_DIRECTORY.sub('', _jax.source_line(new))})"
     found = []
     for x, y in zip(new.invars, old.invars, strict=False):
@@ -259,17 +275,17 @@ def _equation_differences(new: Any, old: Any) -> list[_Difference]:
             found.append(_Difference("value", f"{_short(x.val)} against {_short(y.val)} {at}"))
     if found or equation_token(new).digest == equation_token(old).digest:
         return found
-    return _parameter_differences(new.params, old.params, at)
+    return _parameter_differences(new.params, old.params, at, known)
 
 
 def _parameter_differences(
-    new: Mapping[str, Any], old: Mapping[str, Any], at: str
+    new: Mapping[str, Any], old: Mapping[str, Any], at: str, known: _Known
 ) -> list[_Difference]:
     found = []
     for name in sorted(new.keys() & old.keys()):
         x, y = new[name], old[name]
         if _jax.is_jaxpr(x) and _jax.is_jaxpr(y):
-            found += _differences(x, y)
+            found += _differences(x, y, known)
         elif not _jax.is_jaxpr(x) and repr(x) != repr(y) and " at 0x" not in repr(x):
             found.append(_Difference("parameter", f"{name}: {_short(x)} against {_short(y)} {at}"))
     return found

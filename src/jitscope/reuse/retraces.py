@@ -59,7 +59,7 @@ def subroutine_report(stats: SubroutineStats, source: str) -> SubroutineReport:
         n_plain_calls=sum(stats.plain_calls.values()),
         retraces=_most_common(reasons),
         n_compiled=stats.own.n_compiled,
-        seconds=stats.own.seconds,
+        seconds=dataclasses.replace(stats.own.seconds, trace_s=stats.trace_s),
     )
     return dataclasses.replace(
         report,

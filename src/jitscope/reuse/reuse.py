@@ -14,6 +14,7 @@ from ..structuring.census import Body, Census
 from ..structuring.policy import Plan, Structure
 from .evidence import Evidence
 from .near_misses import Candidate, Subroutines, near_misses
+from .notes import notes
 from .phases import Phases
 from .retraces import subroutine_stats
 from .reuse_report import BodyReport, NearMiss, ProgramReport, ReuseReport
@@ -106,6 +107,7 @@ def program_report(reuse: Reuse, details: bool) -> ProgramReport:
         ),
         lines=evidence.lines() if evidence and details else (),
         is_applied=reuse.is_applied,
+        notes=notes(evidence) if evidence else (),
     )
 
 

@@ -250,33 +250,6 @@ class ForTarget:
 
 
 @dataclasses.dataclass(frozen=True)
-class ForTarget:
-    """What the compiler made of a program for a device that need not be there.
-
-    Attributes:
-      target: name of the device, such as ``"h200"``.
-      seconds: of trace, lowering and compilation.
-      n_executables: programs compiled: one, or all stages.
-      n_products: kernels of one run that are matrix products.
-      n_loop_products: those among them that are plain loops.
-      n_fusions: other fused kernels.
-      n_others: everything else that one run launches.
-      temporary_bytes: the largest temporary memory of an executable.
-      peak_bytes: results and temporary values at the worst moment, arguments left out.
-    """
-
-    target: str
-    seconds: Seconds
-    n_executables: int
-    n_products: int
-    n_loop_products: int
-    n_fusions: int
-    n_others: int
-    temporary_bytes: int
-    peak_bytes: int
-
-
-@dataclasses.dataclass(frozen=True)
 class ProgramReport:
     """One program: before and after, and its bodies.
 
@@ -368,7 +341,7 @@ class SubroutineReport:
       retraces: reasons of the traces after the first.
       problems: what is likely not as its user wants it.
       n_compiled: how often it was compiled on its own, for calls outside any trace.
-      seconds: those compilations took.
+      seconds: of its traces, with what it calls, and of compiling it on its own.
     """
 
     name: str

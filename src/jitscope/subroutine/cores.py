@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import threading
+import time
 import types
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -120,8 +121,9 @@ class Core:
         details = self._details(args, kwargs)
         if signature is None:
             signature = self.signature(args, kwargs)[0]
+        start = time.perf_counter()
         result = self._result(fun(*unwrapped(args), **unwrapped(kwargs)))
-        self._counters.traced(signature, details, self._again)
+        self._counters.traced(signature, details, self._again, time.perf_counter() - start)
         return result
 
     def _result(self, result: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..reuse.phases import Compilations, compilations_of
 from ..settings import is_counting
-from ..words import compiled_alone, count
+from ..words import compiled_alone, count, traced_in
 from .reasons import FIRST, Details, type_text, why_traced
 
 MAX_SIGNATURES = 512
@@ -69,8 +69,9 @@ class SubroutineStats:
       n_functions: how many functions with this code were decorated.
       plain_calls: reason to number of calls that ran as the plain function.
       signatures: one record each, in order of first use; the oldest are dropped past 512.
-      own: compilations of it on its own, for calls outside any trace, unless another
-        subroutine or program has its name.
+      own: compilations of it on its own, for calls outside any trace. Only JAX's lowering and
+        compiling count, and only where no other subroutine has its name.
+      trace_s: seconds that its traces took, with what it calls.
     """
 
     name: str
@@ -81,6 +82,7 @@ class SubroutineStats:
     plain_calls: Mapping[str, int]
     signatures: tuple[SignatureStats, ...]
     own: Compilations = dataclasses.field(default_factory=Compilations)
+    trace_s: float = 0.0
 
     @property
     def retrace_reasons(self) -> tuple[str, ...]:
@@ -96,7 +98,7 @@ class SubroutineStats:
         )
         if self.n_functions > 1:
             head += f", {self.n_functions:,} functions with the same code"
-        lines = [head]
+        lines = [head, *traced_in(self.trace_s)]
         if self.own.n_compiled:
             lines.append(f"  {compiled_alone(self.own.n_compiled, self.own.seconds)}")
         if not self.n_calls and not self.n_traces:
@@ -153,6 +155,7 @@ class Counters:
         self._lock = threading.RLock()
         self._rows: collections.OrderedDict[Signature, _Row] = collections.OrderedDict()
         self._plain: collections.Counter[str] = collections.Counter()
+        self._trace_s = 0.0
         self._n_functions = self._n_calls = self._n_traces = self._n_reused = 0
         self._own = compilations_of(name)
 
@@ -177,13 +180,16 @@ class Counters:
         with self._lock:
             self._plain[reason] += is_counting()
 
-    def traced(self, signature: Signature, details: Details, again: str = "") -> None:
+    def traced(
+        self, signature: Signature, details: Details, again: str = "", seconds: float = 0.0
+    ) -> None:
         """Counts one trace of the body, and finds out why there was one.
 
         Args:
           signature: of the trace.
           details: of the signature.
           again: why a trace of the same signature is not used, where that is known.
+          seconds: that it took.
         """
         details = dataclasses.replace(details, tree=signature.tree)
         with self._lock:
@@ -199,6 +205,7 @@ class Counters:
                     self._rows.popitem(last=False)
             if is_counting():
                 self._n_traces += 1
+                self._trace_s += seconds
                 row.n_traces += 1
                 row.reasons.append(reason)
 
@@ -235,4 +242,5 @@ class Counters:
                 dict(self._plain),
                 rows,
                 dataclasses.replace(self._own),
+                self._trace_s,
             )

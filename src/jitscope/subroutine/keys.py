@@ -229,6 +229,20 @@ def text_of(key: Hashable) -> str:
     return str(key)[:60]
 
 
+def parts_of(key: Hashable) -> dict[str, Hashable]:
+    """What the function behind a key captured, by name; nothing for other keys."""
+    match key:
+        case ("function", types.CodeType() as code, _, defaults, keyword_defaults, _, *cells):
+            parts = dict(zip(code.co_freevars, cells, strict=True))
+            values = defaults[1:] if defaults and defaults[0] is tuple else ()
+            names = code.co_varnames[: code.co_argcount]
+            parts |= zip(names[len(names) - len(values) :], values, strict=True)
+            return parts | {name: value for (_, name), value in keyword_defaults}
+        case (types.MethodType, function, instance):
+            return {**parts_of(function), "__self__": instance}
+    return {}
+
+
 def _overrides(kind: type, method: str, bases: tuple[type, ...]) -> bool:
     """Whether a class defines a method anew, rather than inherit it from one of `bases`."""
     found = getattr(kind, method, None)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from .keys import ByIdentity
+from .. import _jax
+from .keys import ByIdentity, parts_of, text_of
 
 FIRST = "first use"
 
@@ -37,10 +38,15 @@ class Details:
 
 
 def _class_of_object(key: Hashable) -> str:
-    """The class of a value that is compared by identity; empty for arrays and other values."""
+    """The class of a value that is compared by identity; empty for arrays and other values.
+
+    What has a name of its own, such as ``jnp.sin``, is told by that.
+    """
     if not isinstance(key, ByIdentity) or isinstance(
         key.value, (jax.Array, np.ndarray, types.ModuleType, type, type(None))
     ):
+        return ""
+    if callable(key.value) and hasattr(key.value, "__name__"):
         return ""
     return type(key.value).__name__
 
@@ -66,11 +72,12 @@ def why_traced(new: Details, earlier: Sequence[Details], same: Details | None) -
 
 def differences(old: Details, new: Details) -> list[str]:
     """What of a signature differs from an earlier one, one text each."""
-    found = _changed("static value", old.static, new.static)
-    found += _changed("captured value", old.captures, new.captures)
+    found = _changed("static value", *_innermost(old.static, new.static))
+    found += _changed("captured value", *_innermost(old.captures, new.captures))
     found += _presence(old, new)
     for path in old.avals.keys() & new.avals.keys():
         found += _type_change(path, old.avals[path], new.avals[path])
+    found = found or list(dict.fromkeys(_static_fields(old.tree, new.tree)))
     return found or [f"containers of the arguments: {_tree_change(str(old.tree), str(new.tree))}"]
 
 
@@ -98,6 +105,69 @@ def _leaf(details: Details, path: str) -> str:
     return f"static value {details.static[path][1]}"
 
 
+def _static_fields(old: Any, new: Any) -> Iterator[str]:
+    """What differs in the data that nodes of the user's classes carry beside their children."""
+    old_node, new_node = old.node_data(), new.node_data()
+    if old_node is None or new_node is None or old_node[0] is not new_node[0]:
+        return
+    kind, before, after = old_node[0], old_node[1], new_node[1]
+    if not issubclass(kind, (dict, list, tuple)) and _differ(before, after):
+        for name, a, b in _fields(kind, before, after):
+            yield f"static {name} of {kind.__name__}: {_short(b)} against {_short(a)}"
+    for children in zip(old.children(), new.children(), strict=False):
+        yield from _static_fields(*children)
+
+
+def _fields(kind: type, old: Any, new: Any) -> list[tuple[str, Any, Any]]:
+    """The fields of a dataclass that differ, by name; all of its static data where that fails."""
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    if isinstance(old, tuple) and isinstance(new, tuple) and len(old) == len(new):
+        static = [field.name for field in fields if field.metadata.get("static")]
+        for names in (static, [field.name for field in fields]):  # JAX keeps those, Equinox all
+            if len(names) == len(old):
+                values = zip(names, old, new, strict=True)
+                return [(f"field {name}", a, b) for name, a, b in values if _differ(a, b)]
+    return [("data", old, new)]
+
+
+def _differ(a: Any, b: Any) -> bool:
+    try:
+        return bool(a != b)
+    except Exception:  # noqa: BLE001 - whatever a user's == raises
+        return a is not b
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_Values = Mapping[str, tuple[Hashable, str]]
+"""Path to the key of a value and the text that shows it."""
+
+
+def _innermost(old: _Values, new: _Values) -> tuple[_Values, _Values]:
+    """Functions that differ only in what they captured, replaced by what of that differs."""
+    before, after = dict(old), dict(new)
+    for path in old.keys() & new.keys():
+        a, b = old[path][0], new[path][0]
+        mine, others = parts_of(a), parts_of(b)
+        if a == b or mine.keys() != others.keys():
+            continue
+        differing = [name for name in mine if mine[name] != others[name]]
+        if differing:
+            inner = _innermost(
+                *(
+                    {f"{path}.{name}": (parts[name], text_of(parts[name])) for name in differing}
+                    for parts in (mine, others)
+                )
+            )
+            for values, parts in zip((before, after), inner, strict=True):
+                del values[path]
+                values.update(parts)
+    return before, after
+
+
 def _tree_change(old: str, new: str) -> str:
     """Both texts around the first place where they differ."""
     at = next(
@@ -108,9 +178,7 @@ def _tree_change(old: str, new: str) -> str:
     return f"{new[start : at + 24]!r} against {old[start : at + 24]!r}"
 
 
-def _changed(
-    what: str, old: Mapping[str, tuple[Hashable, str]], new: Mapping[str, tuple[Hashable, str]]
-) -> list[str]:
+def _changed(what: str, old: _Values, new: _Values) -> list[str]:
     texts = []
     for path in sorted(old.keys() & new.keys()):
         (old_key, old_text), (new_key, new_text) = old[path], new[path]
@@ -157,6 +225,7 @@ def context() -> dict[str, Any]:
     config = jax.config
     return {
         "mesh": jax.sharding.get_abstract_mesh(),
+        "named axes": _jax.bound_axes(),
         "x64": config.jax_enable_x64,
         "default_matmul_precision": config.jax_default_matmul_precision,
         "numpy_dtype_promotion": config.jax_numpy_dtype_promotion,
