@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import __main__ as suite_runner, compare, demo, dispatch, environment
+from benchmarks import __main__ as suite_runner, compare, demo, dispatch, environment, rolled
 from benchmarks.contenders import BASELINE, CONTENDERS
 from benchmarks.measure import measure
 from benchmarks.programs import PROGRAMS, agrees, digest
@@ -147,6 +147,12 @@ def test_dispatch_covers_every_contender():
     assert {one.contender for one in found} >= {"jit", "outermost_jit", "shared_subroutine"}
     assert all(math.isfinite(one.ratio) for one in found)
     assert "tree of 3 leaves" in dispatch.table(found)
+
+
+def test_rolled_program_is_measured_against_a_scan_and_the_stacking():
+    found = rolled.measure(dict(PROGRAMS["transformer"].tiny), turns=2)
+    assert set(found.medians_s) == {"jit_s", "rolled_s", "scan_s", "stacking_s"}
+    assert math.isfinite(found.ratio)
 
 
 def test_demo_trains_alike_with_and_without_jitscope():
