@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from . import report as report, testing as testing
     from .auditing import AuditReport as AuditReport, audit as audit
     from .explanation import compare as compare, explain as explain
-    from .outermost import outermost_jit as outermost_jit
+    from .outermost.decorator import outermost_jit as outermost_jit
     from .reuse.recorder import recording as recording, stats as stats
     from .reuse.reuse import Reuse as Reuse
     from .reuse.reuse_report import ReuseReport as ReuseReport
@@ -46,7 +46,7 @@ _HOMES = {
     "explain": "explanation",
     "install": "running.installation",
     "installed": "running.installation",
-    "outermost_jit": "outermost",
+    "outermost_jit": "outermost.decorator",
     "recording": "reuse.recorder",
     "shared_subroutine": "subroutine.decorator",
     "stats": "reuse.recorder",

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from . import _jax
-from .outermost import OutermostJit
+from .outermost.jit import OutermostJit
 from .reuse.near_misses import differences
 from .settings import not_counting
 from .trail import TracedCall, Trail, keeping_trail

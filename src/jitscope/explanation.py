@@ -21,7 +21,7 @@ import jax
 from . import _jax
 from .gpu_target import compile_for, is_array
 from .ir.program import Program
-from .outermost import OutermostJit
+from .outermost.jit import OutermostJit
 from .reuse.phases import Phases
 from .reuse.reuse import Reuse
 from .reuse.reuse_report import Compiled, ForTarget, KeptBody, ReuseReport, Seconds

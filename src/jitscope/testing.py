@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from .outermost import OutermostJit
+from .outermost.jit import OutermostJit
 from .report import text
 from .reuse.retraces import subroutine_reports
 from .reuse.reuse_report import BodyReport, ProgramReport, ReuseReport, SubroutineReport

@@ -23,7 +23,7 @@ import jax
 
 from .. import _jax
 from ..ir.program import Program
-from ..outermost import OutermostJit, _active
+from ..outermost.jit import OutermostJit, _active
 from ..reuse import records
 from ..reuse.phases import Phases, claim_phases
 from ..reuse.reuse import Reuse

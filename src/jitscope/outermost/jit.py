@@ -8,35 +8,26 @@ the result in place of the original.
 from __future__ import annotations
 
 import functools
-import inspect
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, overload
+from typing import Any
 
 import jax
 
-from . import _jax
-from .ir.constants import hoisted
-from .ir.program import Program, capture
-from .outlining.outline import outline as with_repeats_outlined
-from .reuse import records
-from .reuse.evidence import evidence_of
-from .reuse.phases import Phases, claim_phases
-from .reuse.reuse import Reuse
-from .rolled.roll import roll, without_loops
-from .settings import is_disabled, strict
-from .staged.jit import STAGE_POLICY, StagedJit, StagedProgram
-from .staged.stages import cut_into_stages, obstacle, with_calls_outermost, with_stages
-from .structuring.census import Census, take_census
-from .structuring.policy import Plan, Policy, PolicyLike, check_policy
-from .structuring.restructure import restructure
-from .structuring.variants import find_variants
-from .subroutine.functions import check_static_options, name_of
-from .subroutine.reasons import advice_on_objects
-
-F = TypeVar("F", bound=Callable[..., Any])
+from .. import _jax
+from ..ir.program import Program, capture
+from ..reuse import records
+from ..reuse.phases import Phases, claim_phases
+from ..reuse.reuse import Reuse
+from ..settings import is_disabled, strict
+from ..staged.jit import StagedJit, StagedProgram
+from ..staged.stages import cut_into_stages, obstacle
+from ..structuring.census import Census
+from ..structuring.policy import Plan, PolicyLike
+from ..subroutine.reasons import advice_on_objects
+from .pipeline import structured
 
 
 class _Active(threading.local):
@@ -47,7 +38,6 @@ class _Active(threading.local):
 
 _active = _Active()
 _context, _NO_TRACE = _jax.TRACE_CONTEXT, _jax.NO_TRACE
-_JIT_OPTIONS = frozenset(inspect.signature(jax.jit).parameters) - {"fun"}
 
 
 class OutermostJit:
@@ -193,7 +183,7 @@ class OutermostJit:
                 return None
 
     def _warn_of_hidden_state(self, args: tuple, kwargs: dict, static: dict[str, Any]) -> None:
-        from .auditing import audited  # which imports this module
+        from ..auditing import audited  # which imports this module
 
         found = audited(self._fun, args, kwargs, static, _jax.function_name(self._fun))
         if not found.is_clean:
@@ -201,33 +191,16 @@ class OutermostJit:
 
     def _pipeline(self, program: Program, phases: Phases) -> Program:
         try:
-            lifted = hoisted(program)
-            if self._outline:
-                lifted = with_repeats_outlined(lifted)
-            variants = find_variants(lifted)
-            census = take_census(lifted, variants)
-            plan = self._policy(census)
-            if not isinstance(plan, Plan):
-                raise TypeError(
-                    f"policy must return a jitscope.Plan, got {type(plan).__name__} "
-                    f"from {self._policy!r}."
-                )
-            if self._staged:
-                plan = with_calls_outermost(without_loops(plan), lifted, variants)
-                restructured = restructure(lifted, plan, variants)
-                plan = with_stages(plan, restructured)
-            else:
-                restructured, plan = roll(lifted, plan, variants)
-            evidence = evidence_of(lifted, restructured, variants)
+            made = structured(program, self._policy, outline=self._outline, staged=self._staged)
         except Exception as error:
             if strict():
                 raise
             records.note_failure(program.name, error)
             _warn_fallback(self, error)
             return program
-        self._latest = Reuse(census, plan, phases, evidence, self._is_applied)
+        self._latest = Reuse(made.census, made.plan, phases, made.evidence, self._is_applied)
         records.note(self._latest)
-        return restructured
+        return made.program
 
 
 class _BoundOutermostJit:
@@ -300,105 +273,3 @@ def _warn_fallback(function: OutermostJit, error: Exception) -> None:
         RuntimeWarning,
         stacklevel=2,
     )
-
-
-@overload
-def outermost_jit(
-    fun: F,
-    /,
-    *,
-    policy: PolicyLike | None = None,
-    outline: bool = True,
-    audit: bool = False,
-    staged: bool = False,
-    **jit_options: Any,
-) -> F: ...
-@overload
-def outermost_jit(
-    fun: None = None,
-    /,
-    *,
-    policy: PolicyLike | None = None,
-    outline: bool = True,
-    audit: bool = False,
-    staged: bool = False,
-    **jit_options: Any,
-) -> Callable[[F], F]: ...
-def outermost_jit(
-    fun: Any = None,
-    /,
-    *,
-    policy: PolicyLike | None = None,
-    outline: bool = True,
-    audit: bool = False,
-    staged: bool = False,
-    **jit_options: Any,
-) -> Any:
-    """``jax.jit`` for the outermost function of a program, which it structures first.
-
-    When JAX traces ``fun``, the parts that repeat are counted, and the policy decides for
-    each whether its calls stay shared in the compiled program. Results, errors, effects and
-    steady-state dispatch are those of ``jax.jit(fun, **jit_options)``. Inside another
-    ``outermost_jit`` it acts as a nested ``jit``; under ``grad``, ``vmap`` and the like, or
-    inside ``jax.jit``, it behaves as ``jax.jit`` would.
-
-    Args:
-      fun: the function. Without it, a decorator is returned.
-      policy: callable from ``Census`` to ``Plan``; ``jitscope.Policy()`` by default.
-      outline: whether to look for repeats in code that marks no subroutines.
-      audit: before each trace, trace with every call of a shared subroutine traced anew, and
-        warn of those that depend on hidden state; see `jitscope.audit`.
-      staged: compile what repeats on its own and run the program as a list of executables, for
-        platforms that cannot keep calls (GPU). Where that cannot be done, as with ordered
-        effects, the program stays one executable and the plan says why. Then ``policy`` decides
-        which bodies repeat enough, by default all large ones with four uses; ``lower`` gives
-        all stages, ``trace`` the program as one.
-      **jit_options: every option of ``jax.jit``.
-
-    Returns:
-      A callable with the methods of a ``jax.jit`` function, and ``reuse()``, the record of
-      what repeats in its latest program.
-
-    Raises:
-      TypeError: for a ``fun`` that is not callable, or an option that ``jax.jit`` lacks.
-
-    Examples:
-      >>> import jax.numpy as jnp, jitscope
-      >>> @jitscope.outermost_jit
-      ... def step(x):
-      ...     return jnp.sin(x) + 1
-      >>> float(step(jnp.zeros(())))
-      1.0
-    """
-    unknown = sorted(set(jit_options) - _JIT_OPTIONS)
-    if unknown:
-        raise TypeError(
-            f"outermost_jit got unknown option(s) {', '.join(unknown)}. It takes policy=..., "
-            f"outline=..., audit=..., staged=... and the options of jax.jit: "
-            f"{', '.join(sorted(_JIT_OPTIONS))}."
-        )
-    if policy is None:
-        policy = STAGE_POLICY if staged else Policy()
-    check_policy(policy)
-    if fun is None:
-        return lambda fun: OutermostJit(
-            _checked(fun, jit_options),
-            policy,
-            jit_options,
-            outline=outline,
-            audit=audit,
-            staged=staged,
-        )
-    fun = _checked(fun, jit_options)
-    return OutermostJit(fun, policy, jit_options, outline=outline, audit=audit, staged=staged)
-
-
-def _checked(fun: Any, options: dict[str, Any]) -> Callable[..., Any]:
-    if not callable(fun):
-        raise TypeError(
-            f"outermost_jit() needs a function, got {fun!r} of type {type(fun).__name__}. Write "
-            "@jitscope.outermost_jit above a function, or outermost_jit(function); options are "
-            "given by keyword."
-        )
-    check_static_options("outermost_jit", name_of(fun), options)
-    return fun

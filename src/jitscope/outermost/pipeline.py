@@ -1,0 +1,57 @@
+"""All stages in a row: captured program -> structured program, with what was found and decided."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..ir.constants import hoisted
+from ..ir.program import Program
+from ..outlining.outline import outline as with_repeats_outlined
+from ..reuse.evidence import Evidence, evidence_of
+from ..rolled.roll import roll, without_loops
+from ..staged.stages import with_calls_outermost, with_stages
+from ..structuring.census import Census, take_census
+from ..structuring.policy import Plan, PolicyLike
+from ..structuring.restructure import restructure
+from ..structuring.variants import find_variants
+
+
+class Structured(NamedTuple):
+    """A structured program, and what led to it."""
+
+    program: Program
+    census: Census
+    plan: Plan
+    evidence: Evidence | None
+
+
+def structured(program: Program, policy: PolicyLike, *, outline: bool, staged: bool) -> Structured:
+    """Runs the pipeline.
+
+    Args:
+      program: as captured.
+      policy: decides the plan.
+      outline: whether to look for repeats that nobody marked.
+      staged: whether the program is to be cut into stages, which takes calls at the outermost
+        level and no loops.
+
+    Raises:
+      TypeError: the policy returned something else than a plan.
+    """
+    lifted = hoisted(program)
+    if outline:
+        lifted = with_repeats_outlined(lifted)
+    variants = find_variants(lifted)
+    census = take_census(lifted, variants)
+    plan = policy(census)
+    if not isinstance(plan, Plan):
+        raise TypeError(
+            f"policy must return a jitscope.Plan, got {type(plan).__name__} from {policy!r}."
+        )
+    if staged:
+        plan = with_calls_outermost(without_loops(plan), lifted, variants)
+        restructured = restructure(lifted, plan, variants)
+        plan = with_stages(plan, restructured)
+    else:
+        restructured, plan = roll(lifted, plan, variants)
+    return Structured(restructured, census, plan, evidence_of(lifted, restructured, variants))
