@@ -20,6 +20,7 @@ EAGER = jitscope.Policy(
     min_uses=2,
     min_equations=1,
     min_equations_per_product=1,
+    min_equations_per_value=1,
     min_saved_light=1,
     min_saved=1,
     min_saved_gradient=1,

@@ -25,6 +25,7 @@ EAGER = jitscope.Policy(
     min_uses=2,
     min_equations=1,
     min_equations_per_product=1,
+    min_equations_per_value=1,
     min_saved_light=1,
     min_saved=1,
     min_saved_gradient=1,
@@ -267,7 +268,13 @@ def test_calls_within_a_subroutine_that_is_called_twice_are_stages():
     function = jitscope.outermost_jit(
         fun,
         staged=True,
-        policy=jitscope.Policy(min_uses=3, min_equations=1, min_saved=1, min_saved_gradient=1),
+        policy=jitscope.Policy(
+            min_uses=3,
+            min_equations=1,
+            min_equations_per_product=1,
+            min_saved=1,
+            min_saved_gradient=1,
+        ),
     )
     assert_same(function(*args), jax.jit(fun)(*args))
     stages = staged_signature(function, *args)._stages

@@ -153,15 +153,15 @@ class Draft:
         """To be called after the equations of a stage have changed."""
         self._making.pop(stage, None)
 
-    def last_reads(self, stage: int, but: set[int]) -> dict[int, int]:
-        """The last step that reads each slot, but for these operands of one stage."""
-        last: dict[int, int] = {}
+    def reads(self) -> dict[int, list[tuple[int, int]]]:
+        """Who reads each slot: steps with positions of operands; the caller is the last step."""
+        found: dict[int, list[tuple[int, int]]] = {}
         for number, run in enumerate(self.runs):
             for at, slot in enumerate(run.operands):
-                if run.stage != stage or at not in but:
-                    last[slot] = number
-        last.update(dict.fromkeys(self._results, len(self.runs)))
-        return last
+                found.setdefault(slot, []).append((number, at))
+        for slot in self._results:
+            found.setdefault(slot, []).append((len(self.runs), -1))
+        return found
 
     def rewritten(self) -> Rewritten:
         """The program without what nobody reads any more."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .. import _jax
@@ -29,6 +29,8 @@ _WRITING_BYTES = 1 << 12
 """What a result of a stage costs beside its memory: 1 us of the host, and mostly a kernel."""
 
 _LONGEST_ROW = 1 << 13
+
+_Reads = Mapping[int, Sequence[tuple[int, int]]]
 
 _CALLS = _jax.FUSED_CALLS | {shared_call_p}
 
@@ -86,10 +88,11 @@ def _recompute_in(draft: Draft, reader: int, can_pass: Callable[[Any], bool]) ->
     """Changes what the steps of one stage read; whether it did."""
     numbers = [i for i, run in enumerate(draft.runs) if run.stage == reader]
     code = draft.codes[reader]
+    reads = draft.reads()
     gone: set[int] = set()
     for makers, wanted in _made_together(draft, reader, numbers).items():
         group = _Group(draft, numbers, makers, wanted)
-        gone |= group.recompute(can_pass, gone)
+        gone |= group.recompute(can_pass, reads, gone)
     for part in (code.invars, *(draft.runs[i].operands for i in numbers)):
         part[:] = [value for at, value in enumerate(part) if at not in gone]
     draft.changed(reader)
@@ -216,11 +219,12 @@ class _Group:
 
     # --- the lightest values to pass --------------------------------------------------------------
 
-    def recompute(self, can_pass: Callable[[Any], bool], gone: set[int]) -> set[int]:
+    def recompute(self, can_pass: Callable[[Any], bool], reads: _Reads, gone: set[int]) -> set[int]:
         """Makes operands again in the reader, and returns their positions.
 
         Args:
           can_pass: whether values of a type may pass between stages.
+          reads: who reads each slot.
           gone: positions of operands that are no longer read.
         """
         staying = {
@@ -228,7 +232,7 @@ class _Group:
             for at, var in enumerate(self._reader.invars)
             if at not in gone and at not in self._wanted
         }
-        passed = self._lightest(self._weight(can_pass, staying))
+        passed = self._lightest(self._weight(can_pass, reads, staying))
         if passed is None or passed >= set(self._targets()):
             return set()
         self._rewrite(passed, staying)
@@ -242,9 +246,20 @@ class _Group:
         ]
 
     def _weight(
-        self, can_pass: Callable[[Any], bool], staying: dict[tuple[int, ...], Any]
+        self,
+        can_pass: Callable[[Any], bool],
+        reads: _Reads,
+        staying: dict[tuple[int, ...], Any],
     ) -> Callable[[Any], float]:
-        last = self._draft.last_reads(self._draft.runs[self._numbers[0]].stage, set(self._wanted))
+        own = set(self._numbers)
+
+        def is_alive(slot: int | None, number: int) -> bool:
+            if slot is None or slot < self._draft.n_given:
+                return slot is not None
+            return any(
+                run >= number and not (run in own and at in self._wanted)
+                for run, at in reads.get(slot, ())
+            )
 
         def weight(var: Any) -> float:
             column = tuple(map(self._draft.slot, self._origins(var)))
@@ -252,11 +267,8 @@ class _Group:
                 return 0
             if not can_pass(var.aval):
                 return float("inf")
-            alive = all(
-                slot is not None and (slot < self._draft.n_given or last.get(slot, -1) >= number)
-                for slot, number in zip(column, self._numbers, strict=True)
-            )
             written = 0 if var in self._maker.invars else _WRITING_BYTES
+            alive = all(map(is_alive, column, self._numbers))
             return written + (0 if alive else n_bytes(var.aval))
 
         return weight
