@@ -147,6 +147,28 @@ def test_subroutine_is_one_body_in_scan_while_and_cond():
     assert body_uses(structured)["layer"] == (8,)
 
 
+@pytest.mark.parametrize("marked", [False, True])
+def test_chain_of_equal_modules_becomes_a_loop_that_leaves_the_parameters_alone(marked):
+    # pyPMM#5: detects chains of identical modules and scans them; flax#2618: stacked parameters
+    # break optimisers that treat each layer by itself.
+    layer = shared_subroutine(block) if marked else block
+
+    def update(layer, params, x):
+        gradients = jax.grad(loss_of(layer))(params, x)
+        # One factor for each layer's matrix, of its own two dimensions.
+        return jax.tree.map(lambda p, g: p - 0.1 * g / (1 + jnp.linalg.norm(g)), params, gradients)
+
+    args = parameters(16), X
+    step = outermost_jit(functools.partial(update, layer), policy=jitscope.Policy(rolled=True))
+    lowered = step.lower(*args).as_text()
+    assert "stablehlo.while" in lowered
+    loops = [b for b in step.reuse().report().programs[0].bodies if b.structure == "ROLLED"]
+    assert max(body.n_uses for body in loops) >= 15
+    few = parameters(5), X
+    plain = jax.jit(functools.partial(update, block))
+    assert_same(step(*few), plain(*few))
+
+
 def test_each_layer_gets_its_own_dropout_mask_from_its_key():  # flax#3171
     @shared_subroutine
     def layer(w, key, x):
