@@ -20,11 +20,16 @@ from benchmarks.contenders import CONTENDERS, Contender
 from benchmarks.programs import PROGRAMS
 from jitscope.gpu_target import TARGETS, PluginMissingError, compile_for
 
-# Not among those that are also run: there, a program that is traced is not yet cut into stages.
+# Not among those that are also run: there, a program that is traced is not yet cut into stages, and
+# `benchmarks.rolled` measures loops.
 _CONTENDERS = CONTENDERS | {
+    "outermost_rolled": Contender(
+        "outermost_rolled",
+        functools.partial(jitscope.outermost_jit, policy=jitscope.Policy(rolled=True)),
+    ),
     "outermost_staged": Contender(
         "outermost_staged", functools.partial(jitscope.outermost_jit, staged=True)
-    )
+    ),
 }
 
 

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 import jitscope
-from benchmarks import __main__ as suite_runner, compare, demo, dispatch, environment, outlining
+from benchmarks import (
+    __main__ as suite_runner,
+    compare,
+    demo,
+    dispatch,
+    environment,
+    outlining,
+    rolled,
+)
 from benchmarks.contenders import BASELINE, CONTENDERS
 from benchmarks.measure import measure
 from benchmarks.programs import PROGRAMS, agrees, digest
@@ -249,6 +257,12 @@ def test_outlining_finds_repeats_in_one_of_its_two_programs_only():
         outermost.trace(*args)
         kept[name] = max((body.n_uses for body in outermost.reuse().census.bodies), default=0)
     assert kept["repetitive"] > 10 > kept["irregular"]
+
+
+def test_rolled_program_is_measured_against_a_scan_and_the_stacking():
+    found = rolled.measure(dict(PROGRAMS["transformer"].tiny), turns=2)
+    assert set(found.medians_s) == {"jit_s", "rolled_s", "scan_s", "stacking_s"}
+    assert math.isfinite(found.ratio)
 
 
 def test_demo_trains_alike_with_and_without_jitscope():

@@ -219,6 +219,40 @@ def test_sharded_program_is_that_of_plain_jit(name, transform):
             assert body_uses(structured)["block"] == (N_LAYERS,)
 
 
+@pytest.mark.parametrize(
+    ("name", "has_loops"),
+    [
+        ("data_parallel", True),
+        ("weights_sharded_over_data", True),
+        ("data_and_tensor_parallel", True),
+        ("shard_map_inside", True),
+        ("shard_map_outside", False),
+        ("explicit_tensor_parallel", False),
+        ("auto_axes_in_context", True),
+    ],
+)
+def test_rolled_gradient_of_a_sharded_program_is_that_of_plain_jit(name, has_loops):
+    layout = LAYOUTS[name]
+    devices = layout.mesh()
+    with layout.context(devices):
+        args = layout.place(devices)
+        policy = jitscope.Policy(
+            rolled=True,
+            min_equations=1,
+            min_equations_per_product=1,
+            min_saved=1,
+            min_saved_gradient=1,
+        )
+        structured = jitscope.outermost_jit(
+            gradient(layout.build(jitscope.shared_subroutine, devices)), policy=policy
+        )
+        result = structured(*args)
+        wanted = jax.jit(gradient(layout.build(plain, devices)))(*args)
+        assert_same(result, wanted)
+        assert_same_shardings(result, wanted)
+        assert ("ROLLED" in str(structured.reuse().plan)) == has_loops
+
+
 @pytest.mark.parametrize("name", ["data_and_tensor_parallel", "explicit_tensor_parallel"])
 def test_eager_gradient_of_a_sharded_program(name):
     layout = LAYOUTS[name]

@@ -169,7 +169,9 @@ def test_thresholds_can_be_set():
     assert structure(small, policy=all_of_them) == [Structure.SHARED]
 
 
-@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Policy)])
+@pytest.mark.parametrize(
+    "field", [f.name for f in dataclasses.fields(Policy) if f.name != "rolled"]
+)
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, None, "4"])
 def test_threshold_that_is_no_positive_whole_number_is_refused(field, value):
     with pytest.raises(ValueError, match=rf"Policy\({field}=\.\.\.\).*{value!r}"):

@@ -25,6 +25,7 @@ from .reuse import records
 from .reuse.evidence import evidence_of
 from .reuse.phases import Phases, claim_phases
 from .reuse.reuse import Reuse
+from .rolled.roll import roll, without_loops
 from .settings import is_disabled, strict
 from .staged.jit import STAGE_POLICY, StagedJit, StagedProgram
 from .staged.stages import cut_into_stages, obstacle, with_calls_outermost, with_stages
@@ -212,10 +213,11 @@ class OutermostJit:
                     f"from {self._policy!r}."
                 )
             if self._staged:
-                plan = with_calls_outermost(plan, lifted, variants)
-            restructured = restructure(lifted, plan, variants)
-            if self._staged:
+                plan = with_calls_outermost(without_loops(plan), lifted, variants)
+                restructured = restructure(lifted, plan, variants)
                 plan = with_stages(plan, restructured)
+            else:
+                restructured, plan = roll(lifted, plan, variants)
             evidence = evidence_of(lifted, restructured, variants)
         except Exception as error:
             if strict():

@@ -102,9 +102,9 @@ def assert_structure(
     """Fails if bodies have another structure than expected.
 
     Args:
-      expected: name of a body to ``"inline"``, ``"nested"`` or ``"shared"``, in lower or upper
-        case, or a `Structure`. A name that several bodies bear, as under a gradient, stands for
-        all of them.
+      expected: name of a body to ``"inline"``, ``"nested"``, ``"shared"`` or ``"rolled"``, in
+        lower or upper case, or a `Structure`. A name that several bodies bear, as under a
+        gradient, stands for all of them.
       fun: any callable; one of `outermost_jit` keeps its policy and options.
       *args: its arguments: arrays, or ``jax.ShapeDtypeStruct`` in their place.
       **kwargs: its keyword arguments, likewise.

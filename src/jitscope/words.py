@@ -11,6 +11,7 @@ _SOURCE = re.compile(r"^(?P<file>.*?):(?P<line>\d+)(?::\d+)?(?P<rest>( \(.*\))?)
 
 LEGEND = {
     "SHARED": "compiled once, and called",
+    "ROLLED": "compiled once, as the body of a loop",
     "STAGED": "compiled on its own, and run by the host",
     "NESTED": "lowered once; XLA copies it to each call",
     "INLINE": "dissolved into its caller",

@@ -18,6 +18,7 @@ from jax.extend.core import (
 
 from .jaxprs import (
     AnyJaxpr as AnyJaxpr,
+    can_stack as can_stack,
     closed_over as closed_over,
     constants_as_operands as constants_as_operands,
     consts as consts,
@@ -25,6 +26,7 @@ from .jaxprs import (
     has_input_effects as has_input_effects,
     has_ordered_effects as has_ordered_effects,
     is_array_type as is_array_type,
+    is_inexact as is_inexact,
     is_jaxpr as is_jaxpr,
     is_movable as is_movable,
     literal_value as literal_value,
@@ -48,6 +50,7 @@ from .nested_jit import (
 from .primitives import (
     CONTEXT_PARTS as CONTEXT_PARTS,
     DERIVATIVE_ONLY as DERIVATIVE_ONLY,
+    DISCONTINUOUS as DISCONTINUOUS,
     FUSED as FUSED,
     FUSED_CALLS as FUSED_CALLS,
     HEAVY as HEAVY,
@@ -83,9 +86,11 @@ from .tracing import (
     Tracer as Tracer,
     at_top_level as at_top_level,
     bound_axes as bound_axes,
+    call as call,
     call_traced as call_traced,
     closed_over_by as closed_over_by,
     emit as emit,
     trace as trace,
+    traced_as as traced_as,
     without_hijax as without_hijax,
 )

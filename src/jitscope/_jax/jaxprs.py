@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax._src import core as _core, effects as _effects
 from jax.extend.core import (
@@ -137,3 +139,20 @@ def new_equation(
         params=dict(params),
         effects=effects,
     )
+
+
+def can_stack(aval: Any) -> bool:
+    """Whether values of a type can be put together along a new axis, and come out as they were."""
+    if not is_array_type(aval) or aval.dtype == jax.dtypes.float0:
+        return False
+    if {*aval.sharding.mesh.axis_types} - {jax.sharding.AxisType.Auto}:  # part of the type
+        return False
+    if not all(isinstance(n, int) for n in aval.shape):
+        return False
+    dtype = aval.dtype
+    return not isinstance(dtype, np.dtype) or jax.dtypes.canonicalize_dtype(dtype) == dtype
+
+
+def is_inexact(aval: Any) -> bool:
+    """Whether values of a type are real or complex numbers."""
+    return jnp.issubdtype(aval.dtype, jnp.inexact)

@@ -91,6 +91,11 @@ FUSED: frozenset[Primitive] = _named(
 )
 """Element by element, or nothing but other indices: compilers fuse them into what reads them."""
 
+DISCONTINUOUS: frozenset[Primitive] = _named(
+    "ceil eq floor ge gt is_finite le lt ne nextafter rem round sign"
+)
+"""Those that give quite another result where real operands are rounded otherwise."""
+
 FUSED_CALLS: frozenset[Primitive] = frozenset({jit_p, primitives.custom_jvp_call_p})
 """Calls that are nothing more than what they call."""
 

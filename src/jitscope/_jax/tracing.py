@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax._src import core as _core
+from jax._src import core as _core, source_info_util as _source_info
 from jax._src.interpreters import partial_eval as pe
 from jax.extend import source_info_util
-from jax.extend.core import Literal
+from jax.extend.core import JaxprEqn, Literal
 
 from .jaxprs import AnyJaxpr, closed_over, constants_as_operands, consts, has_input_effects, opened
 from .nested_jit import jit, jit_params, plain_jit_params, with_leading_operands
@@ -179,3 +179,17 @@ def call_traced(traced: Any, lifted: AnyJaxpr, args: Sequence[Any]) -> list[Any]
     values = consts(traced.jaxpr)
     params = with_leading_operands(traced._params, lifted, len(values))
     return jit_p.bind(*values, *traced._consts, *args, **params)
+
+
+def traced_as(fun: Callable[..., Any], avals: Sequence[Any], eqn: JaxprEqn) -> AnyJaxpr:
+    """The closed jaxpr of a function of values of these types, with the source line of ``eqn``."""
+    types = [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in avals
+    ]
+    with _source_info.user_context(eqn.source_info.traceback):
+        return jax.make_jaxpr(fun)(*types)
+
+
+def call(jaxpr: AnyJaxpr, args: Sequence[Any], name: str) -> list[Any]:
+    """Calls a closed jaxpr as a nested jit does."""
+    return jit_p.bind(*args, **jit_params(jaxpr, name))

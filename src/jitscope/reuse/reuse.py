@@ -19,7 +19,7 @@ from .phases import Phases
 from .retraces import subroutine_stats
 from .reuse_report import BodyReport, NearMiss, ProgramReport, ReuseReport
 
-_COMPILED_ONCE = (Structure.SHARED, Structure.STAGED)
+_COMPILED_ONCE = (Structure.SHARED, Structure.ROLLED, Structure.STAGED)
 
 
 @dataclasses.dataclass(frozen=True)

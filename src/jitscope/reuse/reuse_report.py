@@ -10,6 +10,9 @@ from __future__ import annotations
 import dataclasses
 import operator
 
+_ON_EVERY_PLATFORM = ("ROLLED", "STAGED")
+"""Structures whose bodies are compiled once on all platforms."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
@@ -102,7 +105,7 @@ class BodyReport:
       n_heavy: matrix products, convolutions, loops and library calls among them.
       operand_bytes: size of the operands of one call.
       result_bytes: size of the results of one call.
-      structure: ``INLINE``, ``NESTED``, ``SHARED`` or ``STAGED``.
+      structure: ``INLINE``, ``NESTED``, ``SHARED``, ``ROLLED`` or ``STAGED``.
       reason: why it has this structure.
       outlined: it was found in the program, not marked by a decorator.
       is_backward: all its calls are in the backward pass of a gradient.
@@ -144,8 +147,8 @@ class BodyReport:
 
     @property
     def is_shared(self) -> bool:
-        """Whether its calls stay calls, where the platform allows it."""
-        return self.structure in ("SHARED", "STAGED")
+        """Whether it is compiled once, where the platform allows it."""
+        return self.structure in ("SHARED", *_ON_EVERY_PLATFORM)
 
     @property
     def is_retraced(self) -> bool:
@@ -305,7 +308,9 @@ class ProgramReport:
     @property
     def keeps_calls(self) -> bool:
         """Whether shared bodies are compiled once, by what is known when tracing."""
-        return self.platform == "cpu" or any(body.structure == "STAGED" for body in self.bodies)
+        return self.platform == "cpu" or any(
+            body.structure in _ON_EVERY_PLATFORM for body in self.bodies
+        )
 
     @property
     def n_saved(self) -> int:

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Self, TypeAlias
 from .callgraph import CallGraph
 from .census import Body, Census
 
+_MAX_STACKED_BYTES = 1 << 30
+
 
 class Structure(enum.Enum):
     """How the calls of a body appear in the compiled program."""
@@ -21,6 +23,7 @@ class Structure(enum.Enum):
     INLINE = "inline"
     NESTED = "nested"
     SHARED = "shared"
+    ROLLED = "rolled"
     STAGED = "staged"
 
     def __str__(self) -> str:
@@ -50,10 +53,34 @@ class Structure(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """The structure of one body, and why."""
+    """The structure of one body, and why.
+
+    Attributes:
+      structure: of its calls.
+      reason: in words.
+      otherwise: structure of calls that were to be ROLLED and cannot be.
+    """
 
     structure: Structure
     reason: str
+    otherwise: Structure = Structure.NESTED
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopLimits:
+    """When chains of calls that are to be ROLLED become loops.
+
+    Attributes:
+      min_trip_count: fewest calls of a chain.
+      min_saved_per_copy: equations that a loop has to save for each value that is copied into or
+        out of a stack for it.
+      max_stacked_bytes: what all loops together may copy in one run; also the memory that
+        they take beside the calls they replace.
+    """
+
+    min_trip_count: int = 2
+    min_saved_per_copy: int = 1
+    max_stacked_bytes: int = _MAX_STACKED_BYTES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +90,11 @@ class Plan:
     Attributes:
       decisions: by the digest of the body's fingerprint. A body without an entry keeps its
         nested calls.
+      loops: limits of the calls that are to be ROLLED.
     """
 
     decisions: Mapping[str, Decision]
+    loops: LoopLimits = LoopLimits()
 
     def __getitem__(self, digest: str) -> Decision:
         return self.decisions.get(digest, _UNPLANNED)
@@ -82,6 +111,8 @@ class Plan:
         )
 
 
+_OUTERMOST = (Structure.SHARED, Structure.ROLLED)
+"""Calls within bodies of these structures are left to XLA to inline."""
 _UNPLANNED = Decision(Structure.NESTED, "the plan does not name it")
 
 PolicyLike: TypeAlias = Callable[[Census], Plan]
@@ -131,6 +162,12 @@ class Policy:
       min_saved_gradient: the same where two bodies or more are called in chains, as the
         forward and backward layers of a gradient are. Fusion then repeats work from layer to
         layer: small residual layers 1.8x, 2.1x, 4.6x with 438, 612, 960 equations.
+      rolled: whether calls that would be kept become loops where they form chains of
+        ``min_uses`` calls.
+      min_saved_per_copy: equations that a loop has to save for each value that is copied into
+        or out of a stack for it: a copy is two equations and, on a GPU, a kernel.
+      max_stacked_bytes: what all loops together may copy into and out of stacks in one run,
+        which also bounds the memory that they take.
     """
 
     min_uses: int = 4
@@ -140,6 +177,9 @@ class Policy:
     min_equations_per_value: int = 4
     min_saved: int = 1100
     min_saved_gradient: int = 400
+    rolled: bool = False
+    min_saved_per_copy: int = 4
+    max_stacked_bytes: int = _MAX_STACKED_BYTES
 
     def __new__(cls, *_: Any, **settings: Any) -> Self:
         names = [field.name for field in dataclasses.fields(Policy)]
@@ -153,7 +193,10 @@ class Policy:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if field.name == "rolled":
+                if not isinstance(value, bool):
+                    raise ValueError(f"Policy(rolled=...) must be True or False, got {value!r}.")
+            elif not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(
                     f"Policy({field.name}=...) must be a positive whole number, got {value!r}."
                 )
@@ -175,8 +218,10 @@ class Policy:
                     f"{n_uses * body.n_equations} equations",
                 )
             )
-            if decision.structure is Structure.SHARED:
+            if decision.structure in _OUTERMOST:
                 kept.add(body.fingerprint.digest)
+                if self.rolled and decision.structure is Structure.SHARED:
+                    decision = Decision(Structure.ROLLED, decision.reason, Structure.SHARED)
             elif (
                 body.outlined
                 and decision.structure is Structure.NESTED
@@ -185,7 +230,8 @@ class Policy:
                 # Not worth a call of any kind; where it is, lowering once is saved time too.
                 decision = dataclasses.replace(decision, structure=Structure.INLINE)
             decisions[body.fingerprint.digest] = decision
-        return Plan(decisions)
+        limits = LoopLimits(self.min_uses, self.min_saved_per_copy, self.max_stacked_bytes)
+        return Plan(decisions, limits)
 
     def _unfit(self, body: Body, n_uses: int) -> Decision | None:
         """The decision for a body that no amount of equations makes worth a kept call."""

@@ -2,7 +2,8 @@
 
 The only module that changes a program. Calls of a body become what the plan says: spliced
 into their caller (INLINE), or a ``shared_call`` of one jaxpr for the whole body, kept
-(SHARED) or left to XLA to inline (NESTED). Derivative rules stay those of each call site.
+(SHARED, and ROLLED, of which `roll` makes loops) or left to XLA to inline (NESTED).
+Derivative rules stay those of each call site.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from .shared_call import shared_call_p, shared_call_params
 from .variants import Cover, Variants
 
 _NO_VARIANTS = Variants()
+_KEPT = (Structure.SHARED, Structure.ROLLED)
 
 
 def restructure(program: Program, plan: Plan, variants: Variants = _NO_VARIANTS) -> Program:
@@ -110,14 +112,14 @@ class _Restructurer:
             block.splice(eqn, self.jaxpr(body))
         elif _jax.opened(body).effects:
             self._append_rebuilt(eqn, block)
-        elif structure is Structure.SHARED:
+        elif structure in _KEPT:
             self._kept_call(eqn, digest, block)
         else:
             self._plain_call(eqn, digest, block)
 
     def _structure(self, eqn: Any, digest: str) -> Structure:
         planned = self._plan[self._variants.canonical(digest)].structure
-        if planned is not Structure.SHARED or self._keep:
+        if planned not in _KEPT or self._keep:
             return planned
         return Structure.INLINE if is_outlined(eqn.params["name"]) else Structure.NESTED
 

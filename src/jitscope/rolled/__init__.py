@@ -1,0 +1,1 @@
+"""Chains of calls become loops inside one executable: ``Policy(rolled=True)``."""
