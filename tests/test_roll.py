@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_same, build_annotated, build_plain, fresh
+from helpers import assert_same, build_annotated, build_plain, fresh, run_python
 from jax import lax
 from programs import PROGRAMS
 
@@ -201,6 +201,7 @@ def test_chain_that_is_too_short_is_kept_and_the_plan_says_so():
     assert loops(function, *args) == [(N_LAYERS, False)]
     two_chains = rolled(lambda p, x: (net(p[:3], x), net(p[3:], x)), limits={"min_uses": 4})
     assert loops(two_chains, *args) == []
+    assert any("chain has 3 calls, loops pay from 4" in reason for reason in reasons(two_chains))
     assert_same(two_chains(*args), (net(args[0][:3], args[1]), net(args[0][3:], args[1])))
 
 
@@ -421,6 +422,24 @@ def test_report_says_what_was_rolled():
     assert f"{N_LAYERS} calls are a loop, stacking copies" in str(function.reuse().plan)
 
 
+def test_processes_lower_to_the_same_module_with_loops():
+    first, second = (run_python([__file__], {"PYTHONHASHSEED": seed}) for seed in "12")
+    assert first == second
+    assert "while" in first
+
+
+def test_failure_leaves_the_program_as_jax_jit_compiles_it(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("of the test")
+
+    monkeypatch.setattr("jitscope.rolled.roll.find_chains", fail)
+    monkeypatch.setattr("jitscope.outermost.jit.strict", lambda: False)
+    args = arguments()
+    function = rolled(net)
+    with pytest.warns(RuntimeWarning, match="could not structure.*of the test"):
+        assert_same(function(*args), jax.jit(net)(*args))
+
+
 def test_staged_programs_have_no_loops():
     policy = jitscope.Policy(rolled=True, **EAGER)
     function = jitscope.outermost_jit(net, staged=True, policy=policy)
@@ -499,3 +518,7 @@ def test_comparisons_of_real_numbers_are_not_made_again():
     ]
     assert jnp.bool_ in stacked
     assert_same(rolled(gradient)(*args), jax.jit(gradient)(*args))
+
+
+if __name__ == "__main__":
+    print(rolled(jax.grad(loss)).lower(*arguments()).as_text())

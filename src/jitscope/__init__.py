@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .structuring.census import Body as Body, Census as Census
     from .structuring.policy import (
         Decision as Decision,
+        LoopLimits as LoopLimits,
         Plan as Plan,
         Policy as Policy,
         Structure as Structure,
@@ -35,6 +36,7 @@ _HOMES = {
     "Body": "structuring.census",
     "Census": "structuring.census",
     "Decision": "structuring.policy",
+    "LoopLimits": "structuring.policy",
     "Plan": "structuring.policy",
     "Policy": "structuring.policy",
     "Reuse": "reuse.reuse",

@@ -85,8 +85,9 @@ def find_chains(eqns: Sequence[Any], fewest: Mapping[str, int]) -> tuple[Line, d
     """
     line, why_not = list(eqns), {}
     for unit, n_fewest in fewest.items():
-        reasons: list[str] = []
-        waiting = _paths(line, unit)
+        paths = _paths(line, unit)
+        waiting = [path for path in paths if len(path) >= n_fewest]
+        reasons = [] if waiting else [_too_short(max(map(len, paths)), n_fewest)]
         found = False
         while waiting:
             path = waiting.pop()
@@ -99,8 +100,14 @@ def find_chains(eqns: Sequence[Any], fewest: Mapping[str, int]) -> tuple[Line, d
             waiting += [rest for rest in (path[:start], path[end:]) if len(rest) >= n_fewest]
             found = True
         if not found:
-            why_not[unit] = next(filter(None, reasons), "its calls do not feed each other")
+            why_not[unit] = reasons[0]
     return line, why_not
+
+
+def _too_short(longest: int, fewest: int) -> str:
+    if longest < 2:
+        return "its calls do not feed each other"
+    return f"its longest chain has {longest} calls, loops pay from {fewest}"
 
 
 def _results(call: Any) -> Iterator[tuple[Any, int]]:
