@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 
+from . import _jax
 from .hlo import Kernels, look_into
 
 TARGETS = {
@@ -42,7 +43,7 @@ def _plugin_library() -> Path:
         raise PluginMissingError(
             "Compiling for a GPU that is not there needs JAX's CUDA plugin and NVIDIA's compilers, "
             "on Linux, about 1 GB. The extra gpu-target of jitscope names them: pip install "
-            f"jax-cuda13-plugin=={jax.__version__} {' '.join(_PACKAGES)}"
+            f"jax-cuda13-plugin=={_jax.VERSION} {' '.join(_PACKAGES)}"
         ) from None
     return next(Path(plugin.__path__[0]).glob("*.so"))
 
