@@ -144,6 +144,22 @@ def test_seconds_of_anything_else_are_one_sum():
     assert "anything else" in str(record)
 
 
+def test_seconds_of_a_namesake_are_not_those_of_the_program():
+    def namesake(x):
+        return jnp.sin(x) * 76
+
+    program = jitscope.outermost_jit(namesake)
+    program(1.0)
+    before = program.reuse().phases.seconds
+    assert min(before.trace_s, before.lower_s, before.compile_s) > 0
+
+    def namesake(x):
+        return jnp.cos(x) * 76
+
+    jax.jit(namesake)(1.0)
+    assert program.reuse().phases.seconds == before
+
+
 def test_failures_are_recorded():
     def broken(census):
         raise ValueError("no plan")

@@ -169,7 +169,7 @@ def test_compilations_of_subroutines_and_of_anything_else_have_their_seconds():
     (one,) = everything().subroutines
     one = dataclasses.replace(one, n_compiled=2, seconds=Seconds(0, 0, 0.25, 1.5))
     shown = text.render(ReuseReport((), (one,), other=Seconds(0, 0, 0.5, 2.0)))
-    assert "  compiled on its own 2 times: trace 0.00 s, lower 0.25 s, compile 1.50 s\n" in shown
+    assert "  compiled on its own 2 times: lower 0.25 s, compile 1.50 s\n" in shown
     assert "anything else" in shown and "lower 0.50 s, compile 2.00 s" in shown
 
 

@@ -39,8 +39,8 @@ def percent(part: float, whole: float) -> str:
 def compiled_alone(n: int, seconds: Any) -> str:
     """How often a subroutine was compiled for calls outside any trace, and how long that took."""
     return (
-        f"compiled on its own {count(n, 'time')}: trace {seconds.trace_s:.2f} s, "
-        f"lower {seconds.lower_s:.2f} s, compile {seconds.compile_s:.2f} s"
+        f"compiled on its own {count(n, 'time')}: lower {seconds.lower_s:.2f} s, "
+        f"compile {seconds.compile_s:.2f} s"
     )
 
 

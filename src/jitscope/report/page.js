@@ -38,9 +38,9 @@
     return share < 0.5 ? "<1 %" : share > 99.5 ? ">99 %" : Math.round(share) + " %";
   }
 
-  const isShared = (body) => body.structure === "SHARED" || body.structure === "STAGED";
+  const isShared = (body) => ["SHARED", "ROLLED", "STAGED"].includes(body.structure);
   const keepsCalls = (program) => program.platform === "cpu"
-    || program.bodies.some((body) => body.structure === "STAGED");
+    || program.bodies.some((body) => ["ROLLED", "STAGED"].includes(body.structure));
 
   // --- summary --------------------------------------------------------------------------------
 
@@ -212,7 +212,8 @@
     fill();
     return [make("h2", {}, "Bodies"),
       make("p", {class: "soft"}, "A body is a computation that is called. SHARED: compiled once, "
-        + "and called. STAGED: compiled on its own, and run by the host. NESTED: lowered once; XLA "
+        + "and called. ROLLED: compiled once, as the body of a loop. STAGED: compiled on its own, "
+        + "and run by the host. NESTED: lowered once; XLA "
         + "copies it to each call. INLINE: dissolved into its caller. "
         + (program.is_applied ? "" : "This program was only looked at, and none of it applied. ")
         + "Click a row for more."),

@@ -7,34 +7,19 @@ not matter is folded into one line.
 
 from __future__ import annotations
 
-import collections
 import os
 import shutil
 import sys
-import textwrap
-from collections.abc import Sequence
 from typing import TextIO
 
-from ..reuse.reuse_report import (
-    BodyReport,
-    Compiled,
-    NearMiss,
-    ProgramReport,
-    ReuseReport,
-    SubroutineReport,
-)
-from ..words import LEGEND, compiled_alone, count, percent, place, printable, size, traced_in
+from ..reuse.reuse_report import Compiled, ProgramReport, ReuseReport, SubroutineReport
+from ..words import compiled_alone, count, percent, printable, size, traced_in
+from .advice import advice
+from .layout import cut, wrapped
+from .table import table
 
-_DETAIL = 12
-"""Smallest body, in equations, that has a row although its calls are not kept, or advice."""
-_MAX_ROWS = 14
-"""Rows of one program: with headline and legend they fit a screen of 24 lines."""
 _MAX_RETRACES = 3
-_MAX_DECORATED = 6
 _MAX_PROGRAMS = 20
-_COLOURS = ((0.25, "\x1b[1;31m"), (0.05, "\x1b[33m"))
-"""Share of the program from which a row has a colour."""
-_RESET = "\x1b[0m"
 
 
 def render(report: ReuseReport, *, width: int | None = None, colour: bool = False) -> str:
@@ -58,14 +43,14 @@ def render(report: ReuseReport, *, width: int | None = None, colour: bool = Fals
     parts += [_subroutine(subroutine, width) for subroutine in slowest]
     if report.other.cold_s:
         parts.append(
-            _wrapped(
+            wrapped(
                 "anything else, such as plain jax.jit functions and single operations: lower "
                 f"{report.other.lower_s:.2f} s, compile {report.other.compile_s:.2f} s",
                 width,
             )
         )
     parts += [
-        _wrapped(f"left as it was: {printable(failure)}", width) for failure in report.failures
+        wrapped(f"left as it was: {printable(failure)}", width) for failure in report.failures
     ]
     return "\n\n".join(parts) or "nothing was traced"
 
@@ -82,14 +67,14 @@ def show(report: ReuseReport, file: TextIO | None = None) -> None:
 
 def _program(program: ProgramReport, width: int, colour: bool) -> str:
     lines = [
-        _wrapped(line, width)
+        wrapped(line, width)
         for line in (*_headline(program), *map(printable, program.notes), _seconds(program))
     ]
     lines += _compiled(program, width) + _for_target(program, width)
-    table = _table(program, width, colour)
-    if table:
-        lines += ["", *table]
-    lines += _advice(program, width)
+    rows = table(program, width, colour)
+    if rows:
+        lines += ["", *rows]
+    lines += advice(program, width)
     return "\n".join(lines)
 
 
@@ -145,9 +130,9 @@ def _compiled(program: ProgramReport, width: int) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     lines = [
         "",
-        *(_cut(f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}", width) for a, b, c in rows),
+        *(cut(f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}", width) for a, b, c in rows),
     ]
-    return lines + [_wrapped(line, width) for line in _realised(program)]
+    return lines + [wrapped(line, width) for line in _realised(program)]
 
 
 def _for_target(program: ProgramReport, width: int) -> list[str]:
@@ -164,7 +149,7 @@ def _for_target(program: ProgramReport, width: int) -> list[str]:
         f"memory besides the arguments: {size(made.peak_bytes)} at most, "
         f"{size(made.temporary_bytes)} of it temporary in one executable",
     ]
-    return ["", *(_wrapped(line, width) for line in lines)]
+    return ["", *(wrapped(line, width) for line in lines)]
 
 
 def _realised(program: ProgramReport) -> list[str]:
@@ -234,227 +219,6 @@ _COMPILED_ROWS = (
 )
 
 
-# --- its bodies ---------------------------------------------------------------------------
-
-
-def _table(program: ProgramReport, width: int, colour: bool) -> list[str]:
-    bodies = sorted(program.bodies, key=lambda body: -body.n_uses * body.n_equations)
-    shown = _with_rows(bodies)[:_MAX_ROWS]
-    folded = [body for body in bodies if body not in shown]
-    lines = []
-    rows = _rows(program, shown, width) if shown else []
-    for body, row in zip((None, *shown), rows, strict=bool(rows)):
-        lines.append(_coloured(row, body, program) if colour and body else row)
-    if folded:
-        lines.append(_wrapped(_folded(folded, shown), width))
-    structures = [name for name in LEGEND if any(body.structure == name for body in shown)]
-    legend = "; ".join(f"{name}: {LEGEND[name]}" for name in structures)
-    if legend and not program.is_applied:
-        legend = f"only looked at, not applied. {legend}"
-    return [*lines, *([_wrapped(legend, width)] if legend else [])]
-
-
-def _with_rows(bodies: Sequence[BodyReport]) -> list[BodyReport]:
-    """The bodies that matter, and one of each function that a user decorated, however small."""
-    large = [body for body in bodies if not _is_detail(body)]
-    names = {body.name for body in large}
-    small: dict[str, BodyReport] = {}
-    for body in sorted(bodies, key=lambda body: body.is_backward):
-        if body.is_decorated and body.name not in names:
-            small.setdefault(body.name, body)
-    return [body for body in bodies if not _is_detail(body) or body is small.get(body.name)]
-
-
-def _folded(bodies: Sequence[BodyReport], shown: Sequence[BodyReport]) -> str:
-    """One line for many bodies; what a user decorated with reasons that no row has."""
-    n_calls = sum(body.n_uses for body in bodies)
-    line = (
-        f"and {count(len(bodies), 'body', 'bodies')} not worth a row, "
-        f"called {count(n_calls, 'time')}"
-    )
-    reasons = collections.Counter(
-        f"{printable(title(body))}, {printable(body.reason)} ({body.structure})"
-        for body in bodies
-        if body.is_decorated
-        and not any((row.name, row.reason) == (body.name, body.reason) for row in shown)
-    )
-    texts = [f"{n} of {text}" if n > 1 else text for text, n in reasons.items()]
-    if len(texts) > _MAX_DECORATED:
-        texts[_MAX_DECORATED:] = [f"{len(texts) - _MAX_DECORATED} more"]
-    return line + (f"; decorated: {'; '.join(texts)}" if texts else "")
-
-
-_HEADS = ("body", "where", "uses", "equations", "share", "structure", "why")
-_RIGHT = (2, 3, 4)
-"""Columns of numbers."""
-_MIN_WHY = 40
-"""Columns that the last column needs, or it goes to a line of its own."""
-
-
-def _rows(program: ProgramReport, bodies: Sequence[BodyReport], width: int) -> list[str]:
-    """One text of a line or more for the heads and for each body."""
-    rows = [
-        _HEADS,
-        *(_row(program, body, name) for body, name in zip(bodies, titles(bodies), strict=True)),
-    ]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADS) - 1)]
-    indent = sum(widths) + 2 * len(widths)
-    if width - indent < _MIN_WHY:
-        indent = 4
-    texts = []
-    for *cells, why in rows:
-        line = "  ".join(
-            f"{cell:>{n}}" if i in _RIGHT else f"{cell:<{n}}"
-            for i, (cell, n) in enumerate(zip(cells, widths, strict=True))
-        )
-        if indent > 4:
-            line = f"{line}  {why}"
-        elif why != _HEADS[-1]:
-            line = f"{_cut(line, width)}\n    {why}"
-        else:
-            line = _cut(line, width)
-        texts.append("\n".join(_hanging(part, width, indent) for part in line.split("\n")))
-    return texts
-
-
-def _hanging(line: str, width: int, indent: int) -> str:
-    """The line, its end under its last column where it is too long."""
-    lines = textwrap.wrap(line[indent:], max(width - indent, 20), break_on_hyphens=False)
-    if len(line.rstrip()) <= width or not lines:
-        return line.rstrip()
-    return "\n".join([line[:indent] + lines[0], *(" " * indent + rest for rest in lines[1:])])
-
-
-def _row(program: ProgramReport, body: BodyReport, name: str) -> tuple[str, ...]:
-    why = body.reason
-    if body.is_shared and body.n_realised not in (None, body.n_uses):
-        why += f"; {body.n_realised:,} calls kept in the compiled program"
-    return (
-        printable(name),
-        _cut(printable(place(body.source)), 28),
-        f"{body.n_uses:,}",
-        f"{body.n_equations:,}",
-        percent(body.n_uses * body.n_equations, program.n_equations),
-        body.structure,
-        printable(why),
-    )
-
-
-def _coloured(line: str, body: BodyReport, program: ProgramReport) -> str:
-    share = body.n_uses * body.n_equations / max(program.n_equations, 1)
-    for least, code in _COLOURS:
-        if share >= least:
-            return f"{code}{line}{_RESET}"
-    return line
-
-
-def _is_detail(body: BodyReport) -> bool:
-    return not body.is_shared and (body.n_equations < _DETAIL or body.n_uses == 1)
-
-
-def _advice(program: ProgramReport, width: int) -> list[str]:
-    """What the user may change, the most worthwhile first, and what nobody can."""
-    bodies = sorted(program.bodies, key=lambda body: -body.n_uses * body.n_equations)
-    bodies = [body for body in bodies if body.n_equations >= _DETAIL]
-    lines = [_retraced(body) for body in bodies if body.is_retraced]
-    misses = [(body, miss) for body in bodies for miss in body.near_misses]
-    forward = {body.name for body, miss in misses if not body.is_backward}
-    misses = [
-        (body, miss)
-        for body, miss in misses  # the gradient differs as the function does
-        if miss.is_of_gradient or not (body.is_backward and body.name in forward)
-    ]
-    told: set[tuple[str, ...]] = set()
-    for body, miss in misses:
-        # A difference within a body is one of the body around it, too.
-        if not (miss.is_shape_only or miss.is_of_gradient or miss.differences in told):
-            told.add(miss.differences)
-            lines.append(_missed(body, miss))
-    lines += _too_small(program)
-    if len(lines) > _MAX_ADVICE:
-        lines[_MAX_ADVICE:] = [f"! and {len(lines) - _MAX_ADVICE} more such; the HTML page has all"]
-    n_shapes = sum(miss.is_shape_only for _, miss in misses)
-    if n_shapes:
-        lines.append(
-            f"{count(n_shapes, 'body differs', 'bodies differ')} from another of the same "
-            "name in shapes only, and cannot share code with it"
-        )
-    n_gradients = sum(miss.is_of_gradient for _, miss in misses)
-    if n_gradients:
-        lines.append(
-            f"{count(n_gradients, 'body differs', 'bodies differ')} from another of the same "
-            "name only in what a gradient needs of it, as the first and the last layer do; there "
-            "is nothing to change"
-        )
-    return ["", *(_wrapped(line, width) for line in lines)] if lines else []
-
-
-def _too_small(program: ProgramReport) -> list[str]:
-    """What to do where a user decorated parts of what repeats, none of which pays by itself."""
-    names = dict.fromkeys(
-        printable(body.name)
-        for body in program.bodies
-        if body.is_decorated and body.n_uses >= 4 and body.structure == "NESTED"
-    )
-    if program.shared or len(names) < 2:
-        return []
-    return [
-        f"! {', '.join(names)}: none of them pays as a kept call by itself. Decorate the function "
-        "around them that repeats, such as a whole layer, as well: a larger body saves more."
-    ]
-
-
-def _retraced(body: BodyReport) -> str:
-    start = (
-        f"! {printable(title(body))} was traced {body.n_traces} times for {body.n_uses} calls, "
-        "with one result: "
-    )
-    if body.why_retraced:
-        return f"{start}{printable(body.why_retraced)}."
-    return (
-        f"{start}a new function object or static value each time? Decorate it with "
-        "jitscope.shared_subroutine."
-    )
-
-
-def _missed(body: BodyReport, miss: NearMiss) -> str:
-    here, there = place(body.source), place(miss.source)
-    if here == there and body.first_call != miss.first_call:
-        here, there = f"call {body.first_call} at {here}", f"call {miss.first_call} there"
-    return printable(
-        f"! {title(body)} ({here}) is almost {title(body, miss.name)} ({there}): "
-        f"{'; '.join(miss.differences)}. To share: {miss.change}."
-    )
-
-
-def title(body: BodyReport, name: str = "", more: str = "") -> str:
-    """The name of a body, and which pass of a gradient it is of."""
-    parts = [part for part in ("gradient" if body.is_backward else "", more) if part]
-    return _cut(name or body.name, 32) + (f" ({', '.join(parts)})" if parts else "")
-
-
-def titles(bodies: Sequence[BodyReport]) -> list[str]:
-    """The names of bodies, with what tells those of one name apart."""
-    alike: dict[str, list[BodyReport]] = {}
-    for body in bodies:
-        alike.setdefault(title(body), []).append(body)
-    return [title(body, more=_distinction(body, alike[title(body)])) for body in bodies]
-
-
-def _distinction(body: BodyReport, alike: Sequence[BodyReport]) -> str:
-    """The first operand whose type differs among bodies of one name, or the number of a call."""
-    if len(alike) > 1 and len({len(other.operands) for other in alike}) == 1:
-        for types in zip(*(other.operands for other in alike), strict=True):
-            if len(set(types)) > 1:
-                return types[alike.index(body)]
-    if all(other.first_call == body.first_call for other in alike):
-        return ""
-    return f"{'from ' if body.n_uses > 1 else ''}call {body.first_call}"
-
-
-_MAX_ADVICE = 4
-
-
 # --- subroutines ----------------------------------------------------------------------------
 
 
@@ -475,24 +239,4 @@ def _subroutine(subroutine: SubroutineReport, width: int) -> str:
     if len(subroutine.retraces) > _MAX_RETRACES:
         n_more = len(subroutine.retraces) - _MAX_RETRACES
         lines.append(f"  and {count(n_more, 'reason')} more")
-    return "\n".join(_wrapped(line, width) for line in lines)
-
-
-def _cut(text: str, width: int) -> str:
-    text = text.rstrip()
-    return text if len(text) <= width else text[: max(width - 3, 0)] + "..."
-
-
-def _wrapped(text: str, width: int) -> str:
-    return (
-        "\n".join(
-            textwrap.wrap(
-                text,
-                width,
-                subsequent_indent="    ",
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-        )
-        or text
-    )
+    return "\n".join(wrapped(line, width) for line in lines)

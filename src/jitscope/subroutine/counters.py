@@ -69,8 +69,8 @@ class SubroutineStats:
       n_functions: how many functions with this code were decorated.
       plain_calls: reason to number of calls that ran as the plain function.
       signatures: one record each, in order of first use; the oldest are dropped past 512.
-      own: compilations of it on its own, for calls outside any trace. Only JAX's lowering and
-        compiling count, and only where no other subroutine has its name.
+      own: compilations of it on its own, for calls outside any trace, unless another
+        subroutine or program has its name.
       trace_s: seconds that its traces took, with what it calls.
     """
 
