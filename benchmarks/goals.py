@@ -1,6 +1,7 @@
 """Whether jitscope reaches its goals: records -> one line a goal.
 
-A goal is about `outermost_jit` against the same code under `jax.jit`. *Deep* programs are those in
+A goal is about `outermost_jit` against the same code under `jax.jit`, and not about tiny sizes,
+which are there to be run at all. *Deep* programs are those in
 which at least twelve equal layers, steps or calls follow one another.
 """
 
@@ -104,7 +105,7 @@ def _ratios(
             contenders.get(ours, ()), contenders.get(baseline, ()), measure
         )
         for (program, settings), contenders in grouped(records).items()
-        if _depth((program, settings)) >= depth
+        if _depth((program, settings)) >= depth and dict(settings) != PROGRAMS[program].tiny
     }
     return {entry: value for entry, value in found.items() if not math.isnan(value)}
 
@@ -123,5 +124,7 @@ def _depth(entry: EntryKey) -> int:
 
 def summary(records: Sequence[Record], clock: Clock) -> str:
     """Returns one line for each goal."""
-    lines = map(str, goals(records, clock))
+    lines = [str(goal) for goal in goals(records, clock)]
+    if not lines:
+        return "Goals: none is about what was measured here."
     return "\n".join([f"Goals, by {clock.name} seconds; ratios to {BASELINE}:", *lines])

@@ -95,6 +95,13 @@ def test_depth_goal_compares_what_xla_takes():
     assert name not in by_name(records[:1])
 
 
+def test_tiny_sizes_meet_and_miss_no_goal():
+    tiny = PROGRAMS["lstm"].tiny
+    records = [record(name, 1, 1, "lstm", **tiny) for name in ("jit", "outermost_plain")]
+    assert goals.goals(records, WALL) == []
+    assert "none is about" in goals.summary(records, WALL)
+
+
 def test_no_goal_is_claimed_without_the_contender():
     assert goals.goals([record("jit", 1, 1), record("scan", 1, 1)], WALL) == []
 
