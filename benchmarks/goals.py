@@ -1,8 +1,8 @@
 """Whether jitscope reaches its goals: records -> one line a goal.
 
 A goal is about `outermost_jit` against the same code under `jax.jit`, and not about tiny sizes,
-which are there to be run at all. *Deep* programs are those in
-which at least twelve equal layers, steps or calls follow one another.
+which are there to be run at all. *Deep* programs are those in which at least twelve equal layers,
+steps or calls follow one another.
 """
 
 from __future__ import annotations
