@@ -1,6 +1,6 @@
 """Fits the policy's cost model to measurements: what compiling costs, and what a kept call costs.
 
-    python -m benchmarks.fit results.jsonl
+    python -m benchmarks.fit results.jsonl [--cpu]
 
 Compiling n equations costs a * n**p processor seconds, over all programs under `jax.jit`. A program
 with kept calls compiles fewer equations; what it takes beyond the cost of those, divided by its
@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.compare import IncomparableError, require_comparable
 from benchmarks.contenders import BASELINE
-from benchmarks.ratios import grouped, typical
+from benchmarks.ratios import CPU, WALL, Clock, grouped, typical
 from benchmarks.record import Record, read
 from benchmarks.regret import CHOSEN
 from benchmarks.suites import label
@@ -58,7 +58,7 @@ class Boundary:
         contender: Who chose to keep them.
         n_calls: How many there are.
         compile_s: Processor seconds a call costs the compiler.
-        run_s: Seconds that a call adds to a run.
+        run_s: Seconds that a call adds to a run, by the clock that was asked for.
     """
 
     entry: str
@@ -85,7 +85,7 @@ def power_law(equations: Sequence[float], seconds: Sequence[float]) -> PowerLaw:
     return PowerLaw(float(np.exp(log_a)), float(p), float(error), len(equations))
 
 
-def fit(records: Sequence[Record]) -> tuple[PowerLaw, list[Boundary]]:
+def fit(records: Sequence[Record], clock: Clock = WALL) -> tuple[PowerLaw, list[Boundary]]:
     """Fits the law to the records of one platform, and derives each program's boundary cost."""
     groups = {
         label(program, dict(settings)): contenders
@@ -104,7 +104,7 @@ def fit(records: Sequence[Record]) -> tuple[PowerLaw, list[Boundary]]:
     seconds = [typical(groups[entry][BASELINE], lambda r: r.compile_cpu_s) for entry in sizes]
     law = power_law(list(sizes.values()), seconds)
     boundaries = [
-        _boundary(entry, name, groups[entry], law)
+        _boundary(entry, name, groups[entry], law, clock)
         for entry in sizes
         for name in CHOSEN
         if name in groups[entry] and groups[entry][name][0].structure.get("kept_calls")
@@ -113,7 +113,11 @@ def fit(records: Sequence[Record]) -> tuple[PowerLaw, list[Boundary]]:
 
 
 def _boundary(
-    entry: str, name: str, contenders: Mapping[str, Sequence[Record]], law: PowerLaw
+    entry: str,
+    name: str,
+    contenders: Mapping[str, Sequence[Record]],
+    law: PowerLaw,
+    clock: Clock,
 ) -> Boundary:
     ours, flat = contenders[name], contenders[BASELINE]
     structure = ours[0].structure
@@ -121,12 +125,12 @@ def _boundary(
     # The law misses by a factor that is the program's own, and the same for its parts.
     own_factor = typical(flat, lambda r: r.compile_cpu_s) / law(structure["equations"])
     expected_s = own_factor * law(structure["compiled_equations"])
-    extra_run_s = typical(ours, lambda r: r.median_run_s) - typical(flat, lambda r: r.median_run_s)
+    extra_run_s = typical(ours, clock.run) - typical(flat, clock.run)
     compile_s = (typical(ours, lambda r: r.compile_cpu_s) - expected_s) / n_calls
     return Boundary(entry, name, n_calls, compile_s, extra_run_s / n_calls)
 
 
-def table(records: Sequence[Record]) -> str:
+def table(records: Sequence[Record], clock: Clock = WALL) -> str:
     """Returns the fit as text, under a line that says when, where and with what it was measured.
 
     Raises:
@@ -134,7 +138,7 @@ def table(records: Sequence[Record]) -> str:
         ValueError: There is too little to fit a law to.
     """
     require_comparable(records)
-    law, boundaries = fit(records)
+    law, boundaries = fit(records, clock)
     newest = max(records, key=lambda record: record.date)
     machine = ", ".join(f"{name} {value}" for name, value in newest.machine.items())
     versions = ", ".join(f"{name} {newest.versions[name]}" for name in ("jax", "jaxlib", "python"))
@@ -150,7 +154,8 @@ def table(records: Sequence[Record]) -> str:
         compile_ms = 1e3 * statistics.median(one.compile_s for one in boundaries)
         run_us = 1e6 * statistics.median(one.run_s for one in boundaries)
         lines += [
-            f"kept call: {compile_ms:.3g} ms to compile, {run_us:.3g} us a run (medians)",
+            f"kept call, medians: {compile_ms:.3g} ms to compile, {run_us:.3g} us a run "
+            f"({clock.name} time)",
             "",
             "| program | contender | kept calls | compile ms a call | run us a call |",
             "| --- | --- | --- | --- | --- |",
@@ -167,12 +172,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fit")
     parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument(
+        "--cpu", action="store_true", help="run times in processor time, as compiling always is"
+    )
     options = parser.parse_args(arguments)
     by_platform: dict[str, list[Record]] = defaultdict(list)
     for record in read(options.files):
         by_platform[record.machine["platform"]].append(record)
     try:
-        print("\n\n".join(map(table, by_platform.values())))
+        clock = CPU if options.cpu else WALL
+        print("\n\n".join(table(group, clock) for group in by_platform.values()))
     except (IncomparableError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -21,6 +21,7 @@ from benchmarks.record import Record
 from benchmarks.suites import label
 
 _PHASES = ("trace", "lower", "compile")
+_PHASE_COLOURS = ("#4c78a8", "#f2b701", "#b3b3b3")
 _FEWEST_DEPTHS = 3  # to fit a slope to
 _FORMAT = "svg"
 
@@ -142,11 +143,11 @@ def _speed_up_figure(figure_class: Any, records: Sequence[Record], clock: Clock)
         panels, ("cold start", "run"), (clock.cold, clock.run), strict=True
     ):
         _bars(axes, list(groups.values()), names, measure)
-        axes.set_title(f"{what}: {BASELINE} / contender ({clock.name} time)")
+        axes.set_title(what)
+        axes.set_xlabel(f"{BASELINE} / contender, {clock.name} time")
     panels[0].set_yticks(range(len(entries)), entries)
     panels[0].invert_yaxis()
-    panels[1].legend(loc="lower right")
-    figure.tight_layout()
+    panels[1].legend(loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 
@@ -159,8 +160,14 @@ def _bars(axes: Any, groups: Sequence[Any], names: Sequence[str], measure: Measu
         places = [row - 0.4 + (i + 0.5) * thickness for row in range(len(groups))]
         axes.barh(places, widths, thickness, left=1, color=_colour(name), label=name)
     axes.set_xscale("log")
+    axes.margins(y=0.02)
     axes.axvline(1, color="black", linewidth=0.8)
+    low, high = axes.get_xlim()
+    # The usual labels of a logarithmic axis run into each other where it is shorter than a decade.
+    ticks = [t for e in range(-3, 4) for t in (10.0**e, 2 * 10.0**e, 5 * 10.0**e)]
+    axes.set_xticks([t for t in ticks if low <= t <= high])
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
+    axes.xaxis.set_minor_formatter(lambda value, _: "")
     axes.grid(axis="x", alpha=0.3)
 
 
@@ -168,25 +175,30 @@ def _bars(axes: Any, groups: Sequence[Any], names: Sequence[str], measure: Measu
 
 
 def _split_figure(figure_class: Any, records: Sequence[Record]) -> Any:
+    order = list(CONTENDERS)
     rows = [
-        (f"{label(program, dict(settings))}, {name}", ours)
+        (f"{label(program, dict(settings))}, {name}", contenders[name])
         for (program, settings), contenders in grouped(records).items()
-        for name, ours in contenders.items()
+        for name in sorted(contenders, key=order.index)
     ]
     if not rows:
         return None
     figure = figure_class(figsize=(8, 0.8 + 0.24 * len(rows)))
     axes = figure.subplots()
-    left = np.zeros(len(rows))
-    for phase, colour in zip(_PHASES, ("#4c78a8", "#f2b701", "#b3b3b3"), strict=True):
-        seconds = [typical(ours, lambda r, p=phase: getattr(r, f"{p}_s")) for _, ours in rows]
-        whole = [typical(ours, lambda r: r.cold_s) for _, ours in rows]
-        share = np.array(seconds) / np.array(whole)
-        axes.barh(range(len(rows)), share, left=left, color=colour, label=phase)
-        left += share
+    seconds = np.array(
+        [
+            [typical(ours, lambda r, p=phase: getattr(r, f"{p}_s")) for phase in _PHASES]
+            for _, ours in rows
+        ]
+    )
+    shares = seconds / seconds.sum(1, keepdims=True)
+    for i, (phase, colour) in enumerate(zip(_PHASES, _PHASE_COLOURS, strict=True)):
+        left = shares[:, :i].sum(1)
+        axes.barh(range(len(rows)), shares[:, i], left=left, color=colour, label=phase)
     ticks = [f"{name} ({typical(ours, lambda r: r.cold_s):.3g} s)" for name, ours in rows]
     axes.set_yticks(range(len(rows)), ticks)
     axes.invert_yaxis()
+    axes.margins(x=0, y=0.01)
     axes.set_xlabel("share of the cold start (wall time)")
     axes.set_title("Where the cold start goes")
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1))

@@ -195,7 +195,8 @@ def test_compilations_for_a_target_are_kept_with_their_round(tmp_path):
 
 @pytest.mark.slow
 def test_target_suite_stops_at_once_without_the_compiler(tmp_path, capsys):
-    if importlib.util.find_spec("jax_plugins.xla_cuda13") is not None:
+    plugins = importlib.util.find_spec("jax_plugins")
+    if plugins and importlib.util.find_spec("jax_plugins.xla_cuda13"):
         pytest.skip("the compiler for GPUs is installed")
     out = tmp_path / "results.jsonl"
     options = ["--programs", "small_bodies", "lstm", "--contenders", "jit", "--out", str(out)]

@@ -87,6 +87,21 @@ def test_worst_programs_are_named():
     assert "MISSED" in str(nested)
 
 
+def test_depth_goal_compares_what_xla_takes():
+    records = [record("outermost_plain", 2, 1), record("outermost_plain", 3.5, 1, layers=96)]
+    name = "cold start of 96 layers against 12, nothing marked"
+    assert by_name(records)[name].value == pytest.approx(1.75)
+    assert not by_name(records)[name].is_met
+    assert name not in by_name(records[:1])
+
+
+def test_tiny_sizes_meet_and_miss_no_goal():
+    tiny = PROGRAMS["lstm"].tiny
+    records = [record(name, 1, 1, "lstm", **tiny) for name in ("jit", "outermost_plain")]
+    assert goals.goals(records, WALL) == []
+    assert "none is about" in goals.summary(records, WALL)
+
+
 def test_no_goal_is_claimed_without_the_contender():
     assert goals.goals([record("jit", 1, 1), record("scan", 1, 1)], WALL) == []
 
