@@ -53,6 +53,8 @@ def split_contenders(program):
     return ours, [one for one in covering if one not in ours and one.name != BASELINE]
 
 
+# Ten seconds of a processor at most, which on a machine that others use can be minutes.
+@pytest.mark.timeout(300)
 @each_program
 def test_jitscope_computes_what_the_baseline_computes(program):
     ours, _ = split_contenders(program)
@@ -63,6 +65,7 @@ def test_jitscope_computes_what_the_baseline_computes(program):
 
 # What people do without jitscope rarely rots, but takes longest to compile.
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @each_program
 def test_other_contenders_compute_what_the_baseline_computes(program):
     _, others = split_contenders(program)
