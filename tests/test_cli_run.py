@@ -26,7 +26,7 @@ DEEP = """
     def layer(x, w):
         for _ in range(3):
             h = jnp.tanh(x @ w)
-            x = x + jnp.sin(h) * jnp.cos(h) + jnp.exp(-h * h) @ w
+            x = x + jnp.sin(h) * jnp.cos(h) + jnp.exp(-h * h)
         return x
 
     @jax.jit

