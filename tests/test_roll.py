@@ -240,12 +240,45 @@ def test_what_is_made_between_calls_moves_before_the_loop_or_behind_it():
     assert_same(function(*args), jax.jit(fun)(*args))
 
 
-def test_value_that_leaves_the_chain_and_comes_back_ends_it():
+def test_calls_that_feed_each_other_through_equal_code_are_a_chain_with_it():
+    layer = lambda p, x: jnp.tanh((x - x.mean(-1, keepdims=True)) @ p["w"] + p["b"])
+
+    def residual(layer):
+        def loss(params, x):
+            x = x * params[0]["b"]
+            for p in params:
+                x = x + layer(p, x)
+            return (x * x).mean()
+
+        return jax.grad(loss)
+
+    args = arguments()
+    function = rolled(residual(jitscope.shared_subroutine(layer)), outline=False)
+    assert loops(function, *args) == [(N_LAYERS, False), (N_LAYERS, True)]
+    assert_same(function(*args), jax.jit(residual(layer))(*args))
+
+
+def test_code_behind_the_last_call_that_reads_more_of_it_stays_outside():
+    shared = jitscope.shared_subroutine(lambda p, x: jnp.tanh(x @ p["w"]) + p["b"])
+
+    def fun(params, x):
+        for p in params[:-1]:
+            x = shared(p, x) + x
+        last = shared(params[-1], x)
+        return last + jnp.sin(last)  # like the others, but its other operand depends on the call
+
+    args = arguments()
+    function = rolled(fun, outline=False)
+    assert loops(function, *args) == [(N_LAYERS - 1, False)]
+    assert_same(function(*args), jax.jit(fun)(*args))
+
+
+def test_values_that_come_back_to_the_chain_in_different_ways_end_it():
     shared = jitscope.shared_subroutine(block)
 
     def fun(params, x):
-        for p in params:
-            x = shared({"w": p["w"], "b": p["b"] + x.mean()}, x)
+        for i, p in enumerate(params):
+            x = shared({"w": p["w"], "b": p["b"] + (x.mean() if i % 2 else x.max())}, x)
         return x
 
     args = arguments()
@@ -485,16 +518,21 @@ def test_what_follows_from_stored_residuals_is_computed_again():
 def test_forward_pass_is_not_rolled_where_the_backward_pass_is_not():
     """All its residuals would be copied out of their stacks, one by one."""
 
-    def fun(params, x):
-        for p in params:
-            x = x + jax.nn.gelu(x @ p["w"]) @ p["w"].T
-        return (x * x).mean()
+    def policy(census):
+        plan = jitscope.Policy(rolled=True, **EAGER)(census)
+        backward = {
+            body.fingerprint.digest: jitscope.Decision(jitscope.Structure.NESTED, "for the test")
+            for body in census.bodies
+            if body.name.endswith("_gradient")
+        }
+        limits = jitscope.LoopLimits(min_saved_per_copy=4)
+        return jitscope.Plan({**plan.decisions, **backward}, limits)
 
     args = arguments()
-    function = rolled(jax.grad(fun), limits={"min_saved_per_copy": 4})
+    function = jitscope.outermost_jit(jax.grad(loss), policy=policy)
     assert loops(function, *args) == []
     assert any("values into and out of stacks" in reason for reason in reasons(function))
-    assert_same(function(*args), jax.jit(jax.grad(fun))(*args))
+    assert_same(function(*args), jax.jit(jax.grad(loss))(*args))
 
 
 def test_comparisons_of_real_numbers_are_not_made_again():

@@ -96,7 +96,8 @@ def find_chains(eqns: Sequence[Any], fewest: Mapping[str, int]) -> tuple[Line, d
                 reasons.append(segment.why_not)
                 continue
             start, end = segment.start, segment.start + segment.length
-            line = _contracted(line, Chain(tuple(path[start:end]), segment.links))
+            chain = Chain(tuple(path[start:end]), segment.links)
+            line = contracted(line, chain.calls, chain)
             waiting += [rest for rest in (path[:start], path[end:]) if len(rest) >= n_fewest]
             found = True
         if not found:
@@ -171,33 +172,37 @@ _EFFECTS = object()
 """Stands, among the values, for the order of effects."""
 
 
+def dependencies(line: Line, calls: Sequence[Any]) -> dict[Any, int]:
+    """The last of some calls that each value depends on, for those that depend on any."""
+    place = {id(call): i for i, call in enumerate(calls)}
+    latest: dict[Any, int] = {}
+    for item in line:
+        own = (_EFFECTS,) if item.effects else ()
+        i = place.get(id(item))
+        if i is None:
+            i = max([latest.get(a, -1) for a in (*own, *variables(item.invars))], default=-1)
+        if i >= 0:
+            latest.update(dict.fromkeys((*own, *item.outvars), i))
+    return latest
+
+
 def _origins(line: Line, path: Sequence[Any]) -> list[list[_Operand]]:
     """The operands of each call of a path."""
-    place = {id(call): i for i, call in enumerate(path)}
-    latest: dict[Any, int] = {}
-    made: dict[Any, _Operand] = {}
-    origins: list[list[_Operand]] = []
-    for item in line:
-        i = place.get(id(item))
-        if i is not None:
-            origins.append(
-                [
-                    _Operand(-1)
-                    if isinstance(atom, _jax.Literal)
-                    else made.get(atom, _Operand(latest.get(atom, -1)))
-                    for atom in (item.invars[p] for p in item.params["operands"])
-                ]
-            )
-            made.update((var, _Operand(i, i, position)) for var, position in _results(item))
-            latest.update(dict.fromkeys(item.outvars, i))
-            if len(origins) == len(path):
-                break
-        elif origins:
-            own = (_EFFECTS,) if item.effects else ()
-            depends = max([latest.get(a, -1) for a in (*own, *variables(item.invars))], default=-1)
-            if depends >= 0:
-                latest.update(dict.fromkeys((*own, *item.outvars), depends))
-    return origins
+    latest = dependencies(line, path)
+    made = {
+        var: _Operand(i, i, position)
+        for i, call in enumerate(path)
+        for var, position in _results(call)
+    }
+    return [
+        [
+            _Operand(-1)
+            if isinstance(atom, _jax.Literal)
+            else made.get(atom, _Operand(latest.get(atom, -1)))
+            for atom in (call.invars[p] for p in call.params["operands"])
+        ]
+        for call in path
+    ]
 
 
 def _longest(line: Line, path: Sequence[Any]) -> _Segment:
@@ -242,12 +247,12 @@ def _links(operands: Sequence[_Operand], maker: int) -> dict[int, int]:
     return {p: operand.result for p, operand in enumerate(operands) if operand.maker == maker}
 
 
-def _contracted(line: Line, chain: Chain) -> Line:
-    """The line with a chain in place of its calls, what depends on it behind it."""
-    members = set(map(id, chain.calls))
+def contracted(line: Line, parts: Sequence[Any], whole: Any) -> Line:
+    """The line with one item in place of several, what depends on it behind it."""
+    members = set(map(id, parts))
     positions = [i for i, item in enumerate(line) if id(item) in members]
     first, last = positions[0], positions[-1]
-    dependent: set[Any] = set(chain.outvars)
+    dependent: set[Any] = set(whole.outvars)
     before, after = line[:first], []
     for item in line[first : last + 1]:
         if id(item) in members:
@@ -258,4 +263,4 @@ def _contracted(line: Line, chain: Chain) -> Line:
         else:
             after.append(item)
             dependent.update((*own, *item.outvars))
-    return [*before, chain, *after, *line[last + 1 :]]
+    return [*before, whole, *after, *line[last + 1 :]]

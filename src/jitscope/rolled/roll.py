@@ -25,6 +25,7 @@ from ..structuring.variants import Variants
 from .chains import find_chains
 from .demand import Demand
 from .emission import Emission
+from .glue import glued
 from .stacks import Loop
 
 _FEWEST_ASKED_FOR = 2
@@ -93,6 +94,14 @@ def _rolled(
     for unit in fewest:
         why_not.pop(digest(unit), None)
     line, found = find_chains(open_.eqns, fewest)
+    for unit in list(found):
+        larger = glued(line, unit)
+        if larger is None:
+            continue
+        with_chains, found_none = find_chains(larger.line, {larger.unit: fewest[unit]})
+        if not found_none:
+            line = larger.taken_apart(with_chains)
+            del found[unit]
     why_not |= {digest(unit): reason for unit, reason in found.items()}
     if why_not:
         return why_not
