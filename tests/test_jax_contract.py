@@ -92,7 +92,7 @@ def test_only_the_door_names_internals_or_a_version_of_jax():
         (core, "trace_ctx trace_state_clean get_axis_env join_effects DebugInfo ShapedArray"),
         (effects, "JaxprInputEffect ordered_effects"),
         (shard_map, "shard_map_p"),
-        (source_info_util, "user_frames"),
+        (source_info_util, "user_frames user_context"),
         (traceback_util, "register_exclusion"),
         (
             ad,
