@@ -416,6 +416,20 @@ def test_users_policy_rolls_and_what_cannot_be_rolled_gets_its_other_structure()
     assert_same(function(*args), jax.jit(fun)(*args))
 
 
+def test_what_was_to_be_rolled_in_any_case_stays_nested_where_it_cannot_be():
+    body = jitscope.shared_subroutine(lambda x: jnp.sin(x) * 2)
+
+    def policy(census):
+        rolled = jitscope.Structure.ROLLED
+        decision = jitscope.Decision(rolled, "wanted", rolled)
+        return jitscope.Plan({one.fingerprint.digest: decision for one in census.bodies})
+
+    function = jitscope.outermost_jit(lambda x: body(x) + body(x + 1), policy=policy, outline=False)
+    assert_same(function(1.0), jax.jit(lambda x: jnp.sin(x) * 2 + jnp.sin(x + 1) * 2)(1.0))
+    (decision,) = function.reuse().plan.decisions.values()
+    assert decision.structure is jitscope.Structure.NESTED
+
+
 def test_stacking_past_the_budget_is_refused_and_the_reason_says_how_much_it_is():
     args = arguments()
     gradient = jax.value_and_grad(loss)

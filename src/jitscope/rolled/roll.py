@@ -13,7 +13,8 @@ first call.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any
 
 from .. import _jax
 from ..ir.program import Program, count_equations
@@ -22,11 +23,10 @@ from ..structuring.policy import Decision, LoopLimits, Plan, Structure
 from ..structuring.restructure import restructure
 from ..structuring.shared_call import shared_call_p
 from ..structuring.variants import Variants
-from .chains import find_chains
+from .chains import Line, find_chains
 from .demand import Demand
 from .emission import Emission
 from .glue import glued
-from .stacks import Loop
 
 _FEWEST_ASKED_FOR = 2
 """Calls of the shortest chain of a body that its user wants rolled."""
@@ -71,76 +71,86 @@ def _with(plan: Plan, decisions: Mapping[str, Decision]) -> Plan:
 
 
 def _otherwise(decision: Decision, why_not: str) -> Decision:
-    return Decision(decision.otherwise, f"{decision.reason}; not rolled: {why_not}")
+    rolls = decision.otherwise is Structure.ROLLED
+    return Decision(
+        Structure.NESTED if rolls else decision.otherwise,
+        f"{decision.reason}; not rolled: {why_not}",
+    )
 
 
 def _rolled(
     program: Program, plan: Plan, wanted: Mapping[str, str]
 ) -> tuple[Program, Plan] | dict[str, str]:
     """The program with loops and its plan; or why bodies cannot be rolled, by digest."""
-    open_ = _jax.opened(program.jaxpr)
 
     def digest(unit: str) -> str:
         return wanted.get(unit.rpartition("_")[2], "")
 
-    fewest: dict[str, int] = {}
-    for eqn in open_.eqns:
-        if eqn.primitive is shared_call_p and digest(eqn.params["unit"]):
-            asked_for = structure_of(eqn.params["name"]) == Structure.ROLLED.value
-            fewest[eqn.params["unit"]] = (
-                _FEWEST_ASKED_FOR if asked_for else plan.loops.min_trip_count
-            )
-    why_not = dict.fromkeys(wanted.values(), "it is not called at the outermost level")
-    for unit in fewest:
-        why_not.pop(digest(unit), None)
-    line, found = find_chains(open_.eqns, fewest)
-    for unit in list(found):
+    open_ = _jax.opened(program.jaxpr)
+    names = {
+        eqn.params["unit"]: eqn.params["name"]
+        for eqn in open_.eqns
+        if eqn.primitive is shared_call_p and digest(eqn.params["unit"])
+    }
+    asked_for = {u for u, name in names.items() if structure_of(name) == Structure.ROLLED.value}
+    line, found = _with_chains(
+        open_.eqns,
+        {u: _FEWEST_ASKED_FOR if u in asked_for else plan.loops.min_trip_count for u in names},
+    )
+    missing = set(wanted.values()) - set(map(digest, names))
+    why_not = dict.fromkeys(sorted(missing), "it is not called at the outermost level")
+    why_not |= {digest(unit): reason for unit, reason in found.items()}
+    if why_not:
+        return why_not
+    demand = Demand(line, open_.outvars)
+    refused = _too_dear(demand, plan.loops, set(map(digest, asked_for)), digest)
+    if refused:
+        return refused
+    jaxpr = Emission(demand).jaxpr(program.jaxpr)
+    decisions = dict(plan.decisions)
+    for loop in demand.loops:
+        d = digest(loop.chain.unit)
+        note = f"{len(loop.chain)} calls are a loop, stacking copies"
+        reason = f"{decisions[d].reason}; {note} {_size(demand.cost(loop).copied_bytes)}"
+        decisions[d] = dataclasses.replace(decisions[d], reason=reason)
+    return dataclasses.replace(program, jaxpr=jaxpr), _with(plan, decisions)
+
+
+def _with_chains(eqns: Sequence[Any], fewest: Mapping[str, int]) -> tuple[Line, dict[str, str]]:
+    """As `find_chains`; calls that do not feed each other are tried with their glue."""
+    line, why_not = find_chains(eqns, fewest)
+    for unit in list(why_not):
         larger = glued(line, unit)
         if larger is None:
             continue
         with_chains, found_none = find_chains(larger.line, {larger.unit: fewest[unit]})
         if not found_none:
             line = larger.taken_apart(with_chains)
-            del found[unit]
-    why_not |= {digest(unit): reason for unit, reason in found.items()}
-    if why_not:
-        return why_not
-    demand = Demand(line, open_.outvars)
-    refused = _too_dear(demand, plan.loops)
-    if refused is not None:
-        return {digest(refused[0].chain.unit): refused[1]}
-    jaxpr = Emission(demand).jaxpr(program.jaxpr)
-    notes: dict[str, list[str]] = {}
-    for loop in demand.loops:
-        notes.setdefault(digest(loop.chain.unit), []).append(
-            f"{len(loop.chain)} calls are a loop, stacking copies "
-            f"{_size(demand.cost(loop).copied_bytes)}"
-        )
-    decisions = {
-        d: dataclasses.replace(plan[d], reason="; ".join([plan[d].reason, *lines]))
-        for d, lines in notes.items()
-    }
-    return dataclasses.replace(program, jaxpr=jaxpr), _with(plan, decisions)
+            del why_not[unit]
+    return line, why_not
 
 
-def _too_dear(demand: Demand, limits: LoopLimits) -> tuple[Loop, str] | None:
-    """A loop that copies too much, and the reason in words."""
+def _too_dear(
+    demand: Demand, limits: LoopLimits, asked_for: Set[str], digest: Callable[[str], str]
+) -> dict[str, str]:
+    """A body whose loop copies too much, with the reason; empty if there is none."""
     memo: dict[int, int] = {}
     for loop in demand.loops:
+        body = digest(loop.chain.unit)
         n_copies = demand.cost(loop).n_copies
         n_saved = (len(loop.chain) - 1) * count_equations(loop.chain.body, memo)
-        if n_copies * limits.min_saved_per_copy > n_saved:
-            return loop, (
-                f"its loop would save {n_saved} equations and copy {n_copies} values into and out "
-                f"of stacks, it pays from {limits.min_saved_per_copy} a value"
-            )
+        if n_copies * limits.min_saved_per_copy > n_saved and body not in asked_for:
+            return {
+                body: f"its loop would save {n_saved} equations and copy {n_copies} values into "
+                f"and out of stacks, it pays from {limits.min_saved_per_copy} a value"
+            }
     if demand.copied_bytes <= limits.max_stacked_bytes:
-        return None
+        return {}
     dearest = max(demand.loops, key=lambda loop: demand.cost(loop).copied_bytes)
-    return dearest, (
-        f"stacking would copy {_size(demand.copied_bytes)} a run, "
+    return {
+        digest(dearest.chain.unit): f"stacking would copy {_size(demand.copied_bytes)} a run, "
         f"at most {_size(limits.max_stacked_bytes)} are allowed"
-    )
+    }
 
 
 def _size(n_bytes: int) -> str:
