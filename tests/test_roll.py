@@ -303,6 +303,22 @@ def test_skip_connection_ends_a_chain_and_a_value_of_the_first_call_is_a_constan
     assert_same(function(*args), jax.jit(fun)(*args))
 
 
+def test_layers_that_return_constants_are_rolled():
+    shared = jitscope.shared_subroutine(lambda p, x: (block(p, x), jnp.float32(2)))
+
+    def fun(params, x):
+        losses = []
+        for p in params:
+            x, loss = shared(p, x)
+            losses.append(loss)
+        return x, losses
+
+    args = arguments()
+    function = rolled(fun, outline=False)
+    assert loops(function, *args) == [(N_LAYERS, False)]
+    assert_same(function(*args), jax.jit(fun)(*args))
+
+
 def test_effects_between_calls_keep_their_order(capfd):
     shared = jitscope.shared_subroutine(block)
 

@@ -781,6 +781,18 @@ def test_donated_arguments_are_given_up_as_by_jit(fun, donate):
     assert deleted(same) == deleted(given)
 
 
+def test_array_that_is_donated_and_passed_again_is_the_error_of_jit():
+    def fun(a, b):
+        for _ in range(N_LAYERS):
+            a = jnp.tanh(jnp.sin(a @ b) + jnp.cos(a))
+        return a, b + 1
+
+    for make in (jax.jit, staged):
+        array = jnp.ones((4, 4))
+        with pytest.raises(Exception, match="donate"):
+            make(fun, donate_argnums=(0, 1))(array, array)
+
+
 def test_donation_by_name():
     params, x = arguments()
     staged(step, donate_argnames="params")(params=params, x=x)

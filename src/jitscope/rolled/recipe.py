@@ -76,7 +76,8 @@ def find_recipe(loop: Loop, wanted: Collection[int], stored: Collection[int]) ->
     body = _Body(loop)
     leaf_of: dict[Any, Leaf] = {}
     for position in stored:
-        leaf_of.setdefault(body.outvars[position], Leaf(True, position))
+        if not isinstance(body.outvars[position], _jax.Literal):
+            leaf_of.setdefault(body.outvars[position], Leaf(True, position))
     for position, source in enumerate(loop.sources):
         if not isinstance(source, Carry):
             leaf_of.setdefault(body.invars[position], Leaf(False, position))

@@ -16,6 +16,7 @@ and for each step the call of a compiled ``jax.jit`` function and 1 to 2 us.
 
 from __future__ import annotations
 
+import collections
 import operator
 import threading
 import warnings
@@ -198,6 +199,8 @@ class StagedProgram:
 
     def __call__(self, args: tuple, kwargs: dict) -> Any:
         leaves = given = jax.tree.leaves(self._dynamic(args, kwargs))
+        if self._stages.given_up and self._is_given_twice(leaves):
+            return UNSTAGED  # which raises the error of `jax.jit`
         if self._moves_in:
             leaves = [
                 x if sharding is None else jax.device_put(x, sharding)
@@ -245,6 +248,11 @@ class StagedProgram:
             f"jitscope: in step {number + 1} of {len(self._stages.steps)} of a staged "
             f"program, {self._stages.stages[step.stage].name}"
         )
+
+    def _is_given_twice(self, leaves: Sequence[Any]) -> bool:
+        """Whether an array is donated and also another argument."""
+        times = collections.Counter(map(id, leaves))
+        return any(times[id(leaves[slot])] > 1 for slot in self._stages.given_up)
 
     def _release(self, given: Sequence[Any], moved: Sequence[Any]) -> None:
         """Deletes donated arguments that were copied to where the program runs."""
