@@ -28,6 +28,7 @@ from benchmarks.suites import SUITES, Entry, label
 
 # `test_frameworks` covers the programs that need other packages.
 OWN_PROGRAMS = [program for program in PROGRAMS.values() if not program.packages]
+QUICK = {"seed2022", "nothing_shared", "small_bodies", "mlp", "transformer"}
 each_program = pytest.mark.parametrize("program", OWN_PROGRAMS, ids=lambda program: program.name)
 
 
@@ -55,7 +56,13 @@ def split_contenders(program):
 
 # Ten seconds of a processor at most, which on a machine that others use can be minutes.
 @pytest.mark.timeout(300)
-@each_program
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(p, marks=[] if p.name in QUICK else [pytest.mark.slow], id=p.name)
+        for p in OWN_PROGRAMS
+    ],
+)
 def test_jitscope_computes_what_the_baseline_computes(program):
     ours, _ = split_contenders(program)
     assert_all_agree(program, ours)
@@ -263,6 +270,7 @@ def test_outlining_finds_repeats_in_one_of_its_two_programs_only():
     assert kept["repetitive"] > 10 > kept["irregular"]
 
 
+@pytest.mark.slow
 def test_rolled_program_is_measured_against_a_scan_and_the_stacking():
     found = rolled.measure(dict(PROGRAMS["transformer"].tiny), turns=2)
     assert set(found.medians_s) == {"jit_s", "rolled_s", "scan_s", "stacking_s"}

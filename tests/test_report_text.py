@@ -74,7 +74,8 @@ def test_decorated_body_has_a_row_however_small():
 
 def test_decorated_variant_without_a_row_has_its_reason():
     first = body("layer", 1, 28, "INLINE", reason="called once", is_decorated=True, digest="1" * 40)
-    shown = text.render(of(body(is_decorated=True), first, body("other", 1, 2, "INLINE")))
+    bodies = body(is_decorated=True), first, body("other", 1, 2, "INLINE")
+    shown = text.render(of(*bodies), width=120)
     assert (
         "and 2 bodies not worth a row, called 2 times; decorated: layer, called once (INLINE)\n"
     ) in shown
@@ -168,7 +169,7 @@ def test_way_to_the_other_column_is_told():
 def test_compilations_of_subroutines_and_of_anything_else_have_their_seconds():
     (one,) = everything().subroutines
     one = dataclasses.replace(one, n_compiled=2, seconds=Seconds(0, 0, 0.25, 1.5))
-    shown = text.render(ReuseReport((), (one,), other=Seconds(0, 0, 0.5, 2.0)))
+    shown = text.render(ReuseReport((), (one,), other=Seconds(0, 0, 0.5, 2.0)), width=120)
     assert "  compiled on its own 2 times: lower 0.25 s, compile 1.50 s\n" in shown
     assert "anything else" in shown and "lower 0.50 s, compile 2.00 s" in shown
 

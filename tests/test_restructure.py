@@ -11,11 +11,10 @@ from jax import lax
 from jax._src import core
 from programs import PROGRAMS
 
-from jitscope import _jax
+from jitscope import _jax, outermost_jit
 from jitscope.ir.constants import hoisted
 from jitscope.ir.fingerprint import fingerprint
 from jitscope.ir.program import capture
-from jitscope.outermost.jit import outermost_jit
 from jitscope.structuring.census import take_census
 from jitscope.structuring.policy import Decision, Plan, Policy, Structure
 from jitscope.structuring.restructure import restructure, restructured_calls

@@ -100,7 +100,10 @@ ALL = PROGRAMS.values()
 @pytest.mark.parametrize(
     ("build", "program"),
     [
-        *(pytest.param(build_plain, p, id=f"plain-{p}") for p in ALL),
+        *(
+            pytest.param(build_plain, *case.values, marks=case.marks, id=f"plain-{case.id}")
+            for case in cases(ALL)
+        ),
         *(
             pytest.param(build_annotated, *case.values, marks=case.marks, id=f"annotated-{case.id}")
             for case in cases(ALL)
