@@ -1,6 +1,7 @@
 """STAGED: a program as a list of executables gives what jax.jit gives."""
 
 import contextlib
+import dataclasses
 import functools
 import threading
 import warnings
@@ -20,6 +21,7 @@ from jitscope import _jax
 from jitscope.ir.program import capture
 from jitscope.staged.stages import cut_into_stages, obstacle
 from jitscope.structuring.policy import Structure
+from jitscope.testing import assert_structure
 
 EAGER = jitscope.Policy(
     min_uses=2,
@@ -181,6 +183,53 @@ def test_plan_says_what_is_staged():
     assert Structure.STAGED in structures(function)
     assert "STAGED" in str(function.reuse())
     assert function.reuse().n_shared_calls >= 2 * (N_LAYERS - 1)
+
+
+def test_subroutine_asked_to_be_staged_is_where_the_program_is_staged():
+    def fun(params, x):
+        for p in params:
+            x = layer(p, x)
+        return x
+
+    layer, args = jitscope.shared_subroutine(block, structure="staged"), arguments()
+    function = jitscope.outermost_jit(fun, staged=True)
+    assert_same(function(*args), jax.jit(lambda *args: fun(*args))(*args))
+    assert is_staged(function, *args)
+    assert structures(function) == {Structure.STAGED}
+    assert_structure({"block": "staged"}, function, *args)
+
+
+def test_subroutine_asked_to_be_staged_is_nested_elsewhere_and_the_plan_says_so():
+    def fun(params, x):
+        for p in params:
+            x = layer(p, x)
+        return x
+
+    layer, args = jitscope.shared_subroutine(block, structure="staged"), arguments()
+    function = jitscope.outermost_jit(fun)
+    assert_same(function(*args), jax.jit(lambda *args: fun(*args))(*args))
+    assert structures(function) == {Structure.NESTED}
+    (decision,) = function.reuse().plan.decisions.values()
+    assert "asked for by its decorator; not staged" in decision.reason
+    assert "outermost_jit(staged=True)" in decision.reason
+    assert function.reuse().n_shared_calls == 0
+    assert_structure({"block": "nested"}, function, *args)
+
+
+@pytest.mark.parametrize("structure", [None, "rolled"])
+def test_loops_are_not_made_in_staged_programs_and_the_plan_says_so(structure):
+    def fun(params, x):
+        for p in params:
+            x = layer(p, x)
+        return x
+
+    layer, args = jitscope.shared_subroutine(block, structure=structure), arguments()
+    policy = dataclasses.replace(EAGER, rolled=True)
+    function = jitscope.outermost_jit(fun, staged=True, policy=policy)
+    assert_same(function(*args), jax.jit(lambda *args: fun(*args))(*args))
+    assert structures(function) == {Structure.STAGED}
+    (decision,) = function.reuse().plan.decisions.values()
+    assert decision.reason.endswith("not rolled: no loops are made in staged programs")
 
 
 def annotated(fun, *args):

@@ -102,9 +102,9 @@ def assert_structure(
     """Fails if bodies have another structure than expected.
 
     Args:
-      expected: name of a body to ``"inline"``, ``"nested"``, ``"shared"`` or ``"rolled"``, in
-        lower or upper case, or a `Structure`. A name that several bodies bear, as under a
-        gradient, stands for all of them.
+      expected: name of a body to ``"inline"``, ``"nested"``, ``"shared"``, ``"rolled"`` or
+        ``"staged"``, in lower or upper case, or a `Structure`. A name that several bodies bear,
+        as under a gradient, stands for all of them.
       fun: any callable; one of `outermost_jit` keeps its policy and options.
       *args: its arguments: arrays, or ``jax.ShapeDtypeStruct`` in their place.
       **kwargs: its keyword arguments, likewise.
@@ -161,10 +161,10 @@ def _program(fun: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Pr
     if isinstance(inner, OutermostJit):
         if inner is not fun:
             args = (fun.__self__, *args)
-        policy, options, outline = inner._policy, inner._options, inner._outline
-        called = inner._fun
+        policy, options, called = inner._policy, inner._options, inner._fun
+        ours = {"outline": inner._outline, "staged": inner._staged}
     else:
-        policy, options, outline, called = Policy(), {}, True, fun
+        policy, options, called, ours = Policy(), {}, fun, {}
 
     def fresh(*args: Any, **kwargs: Any) -> Any:
         return called(*args, **kwargs)
@@ -172,7 +172,7 @@ def _program(fun: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Pr
     fresh.__name__ = fresh.__qualname__ = getattr(called, "__name__", type(called).__name__)
     if options:
         fresh.__wrapped__ = called  # whose signature the options refer to
-    traced = OutermostJit(fresh, policy, options, outline=outline)
+    traced = OutermostJit(fresh, policy, options, **ours)
     with not_counting():
         traced.trace(*args, **kwargs)
     return traced.reuse().report().programs[0]

@@ -8,12 +8,15 @@ from ..ir.constants import hoisted
 from ..ir.program import Program
 from ..outlining.outline import outline as with_repeats_outlined
 from ..reuse.evidence import Evidence, evidence_of
-from ..rolled.roll import roll, without_loops
+from ..rolled.roll import roll
 from ..staged.stages import with_calls_outermost, with_stages
 from ..structuring.census import Census, take_census
-from ..structuring.policy import Plan, PolicyLike
+from ..structuring.policy import Plan, PolicyLike, Structure
 from ..structuring.restructure import restructure
 from ..structuring.variants import find_variants
+
+_NO_LOOPS = "not rolled: no loops are made in staged programs"
+_NO_STAGES = "not staged: this is one program, and outermost_jit(staged=True) makes stages"
 
 
 class Structured(NamedTuple):
@@ -49,9 +52,13 @@ def structured(program: Program, policy: PolicyLike, *, outline: bool, staged: b
             f"policy must return a jitscope.Plan, got {type(plan).__name__} from {policy!r}."
         )
     if staged:
-        plan = with_calls_outermost(without_loops(plan), lifted, variants)
+        # Kept calls are what the program is cut at.
+        plan = plan.replacing(Structure.ROLLED, Structure.SHARED, _NO_LOOPS)
+        plan = plan.replacing(Structure.STAGED, Structure.SHARED)
+        plan = with_calls_outermost(plan, lifted, variants)
         restructured = restructure(lifted, plan, variants)
         plan = with_stages(plan, restructured)
     else:
+        plan = plan.replacing(Structure.STAGED, Structure.NESTED, _NO_STAGES)
         restructured, plan = roll(lifted, plan, variants)
     return Structured(restructured, census, plan, evidence_of(lifted, restructured, variants))

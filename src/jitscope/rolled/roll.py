@@ -54,18 +54,6 @@ def roll(program: Program, plan: Plan, variants: Variants) -> tuple[Program, Pla
         plan = _with(plan, {d: _otherwise(plan[d], why) for d, why in rolled.items()})
 
 
-def without_loops(plan: Plan) -> Plan:
-    """The plan with the calls kept that were to be rolled, for stages."""
-    return _with(
-        plan,
-        {
-            digest: dataclasses.replace(plan[digest], structure=Structure.SHARED)
-            for digest in plan
-            if plan[digest].structure is Structure.ROLLED
-        },
-    )
-
-
 def _with(plan: Plan, decisions: Mapping[str, Decision]) -> Plan:
     return dataclasses.replace(plan, decisions={**plan.decisions, **decisions})
 

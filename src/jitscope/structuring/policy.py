@@ -105,6 +105,15 @@ class Plan:
     def __len__(self) -> int:
         return len(self.decisions)
 
+    def replacing(self, old: Structure, new: Structure, why: str = "") -> Plan:
+        """The plan with one structure in place of another, and why in the reasons."""
+        decisions = dict(self.decisions)
+        for digest, decision in decisions.items():
+            if decision.structure is old:
+                reason = f"{decision.reason}; {why}" if why else decision.reason
+                decisions[digest] = dataclasses.replace(decision, structure=new, reason=reason)
+        return dataclasses.replace(self, decisions=decisions)
+
     def __str__(self) -> str:
         return "\n".join(
             f"{digest[:12]}  {d.structure}: {d.reason}" for digest, d in self.decisions.items()

@@ -91,8 +91,9 @@ def shared_subroutine(
       name: shown in reports and profiles; the function's own by default.
       static_argnums: positions of arguments that are static as a whole.
       static_argnames: names of arguments that are static as a whole.
-      structure: ``"inline"``, ``"nested"``, ``"shared"`` or ``"rolled"``, or a `Structure`, to
-        decide in place of the policy.
+      structure: ``"inline"``, ``"nested"``, ``"shared"``, ``"rolled"`` or ``"staged"``, or a
+        `Structure`, to decide in place of the policy. Staged takes `outermost_jit` with
+        ``staged=True``, and is nested elsewhere.
       **unsupported: options of ``jax.jit`` belong on the outermost function.
 
     Returns:
