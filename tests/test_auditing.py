@@ -89,6 +89,7 @@ def test_body_that_depends_on_its_arguments_only_is_clean():
 
     report = jitscope.audit(net, X, jax.random.key(0))
     assert report.is_clean and (report.n_calls, report.n_signatures) == (4, 1)
+    assert "equal to each other and to earlier traces" in str(report)
     assert "no dependence on hidden state found" in str(report)
 
 
@@ -163,6 +164,76 @@ def test_audit_counts_nothing_and_leaves_no_trace():
     assert current_trail() is None
     jax.jit(stack(layer, 2))(X)
     assert layer.stats().n_traces == before.n_traces
+
+
+SCALE = 2.0
+
+
+def with_global():
+    globals()["SCALE"] = 2.0
+
+    @jitscope.shared_subroutine
+    def layer(x):
+        return x * SCALE
+
+    def change():
+        globals()["SCALE"] = 3.0
+
+    return layer, change
+
+
+def with_attribute():
+    class Layer:
+        gain = 2.0
+
+        @jitscope.shared_subroutine
+        def apply(self, x):
+            return x * self.gain
+
+    layer = Layer()
+    return layer.apply, lambda: setattr(layer, "gain", 3.0)
+
+
+@pytest.mark.parametrize("make", [with_global, with_attribute])
+@pytest.mark.parametrize("wrap", [jax.jit, jitscope.outermost_jit, lambda f: jax.jit(jax.grad(f))])
+def test_trace_of_an_earlier_program_that_is_stale_is_found(make, wrap):
+    layer, change = make()
+    net = stack(layer, 2)
+    wrap(lambda x: net(x).sum())(X)
+    assert jitscope.audit(wrap(lambda x: net(x).sum()), X).is_clean
+    change()
+    (finding,) = jitscope.audit(wrap(lambda x: net(x).sum()), X).findings
+    assert (finding.is_held, finding.n_calls, finding.n_distinct) == (True, 2, 2)
+    assert "3.0 against 2.0" in finding.differences[0]
+    text = " ".join(str(jitscope.audit(net, X)).split())
+    assert "the trace that an earlier program left, which 2 calls of one signature would be" in text
+    assert f"{layer.__name__}.clear_cache() after a change" in text
+    with pytest.warns(RuntimeWarning, match="an earlier program left"):
+        jitscope.outermost_jit(lambda x: net(x), audit=True)(X)
+    getattr(layer, "__func__", layer).clear_cache()
+    assert jitscope.audit(net, X).is_clean
+
+
+def test_trace_that_is_held_is_compared_without_tracing_it_again():
+    class Runs:
+        n = 0
+
+    @jitscope.shared_subroutine
+    def layer(x):
+        Runs.n += 1
+        return x * 11, "static"
+
+    def net(x):
+        return layer(layer(x)[0])[0]
+
+    jax.jit(net)(X)
+    before = layer.stats()
+    assert Runs.n == before.n_traces == 1
+    assert jitscope.audit(net, X).is_clean
+    assert Runs.n == 3  # two calls, traced anew
+    jax.jit(lambda x: net(x))(X)
+    assert Runs.n == 3
+    assert layer.stats().n_traces == 1
 
 
 def test_program_without_subroutines_is_said_so():

@@ -3,7 +3,7 @@
 A shared subroutine is traced once, so what it reads from Python is frozen at its first call:
 a global flag, a random key held in an object, ``numpy.random``. `audit` traces a program
 with every call of a shared subroutine traced anew, and compares what calls of one
-signature trace to.
+signature trace to: with each other, and with the trace that an earlier program left.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class AuditFinding:
       n_distinct: distinct bodies they trace to; sharing gives all of them the first.
       sites: lines of the calls that trace to another body than the first call.
       differences: what differs from the first, one text each.
+      is_held: the first is no call of this program but the trace that an earlier one left, which
+        all calls are given; it counts among ``n_distinct``.
     """
 
     name: str
@@ -42,6 +44,7 @@ class AuditFinding:
     n_distinct: int
     sites: tuple[str, ...]
     differences: tuple[str, ...]
+    is_held: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +78,11 @@ def audit(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> AuditReport:
     """Finds shared subroutines of a function that depend on hidden Python state.
 
     The function is traced once more, and the Python code of its shared subroutines runs at
-    every call. Nothing is compiled or run. Calls inside ``jax.jit`` functions that JAX has
-    traced before are not seen: audit in a fresh process, or before the first call.
+    every call. What it traces to is compared with the other calls of that signature, and with
+    the trace that earlier programs of this process left, which a new program is given: it is
+    stale where a global or an attribute was changed since. Nothing is compiled or run. Calls
+    inside ``jax.jit`` functions that JAX has traced before are not seen: audit in a fresh
+    process, or before the first call.
 
     Args:
       fun: a callable; also of `outermost_jit` or ``jax.jit``.
@@ -137,24 +143,31 @@ def audited(
 
 def _report(trail: Trail, name: str) -> AuditReport:
     findings = [
-        _finding(key, calls)
+        _finding(key, calls, trail.held.get(key))
         for key, calls in trail.calls.items()
-        if len({call.digest for call in calls}) > 1
+        if len({call.digest for call in _compared(calls, trail.held.get(key))}) > 1
     ]
     return AuditReport(name, sum(map(len, trail.calls.values())), len(trail.calls), tuple(findings))
 
 
-def _finding(key: tuple[Any, Hashable], calls: Sequence[TracedCall]) -> AuditFinding:
-    first = calls[0]
+def _compared(calls: Sequence[TracedCall], held: TracedCall | None) -> list[TracedCall]:
+    return [*([] if held is None else [held]), *calls]
+
+
+def _finding(
+    key: tuple[Any, Hashable], calls: Sequence[TracedCall], held: TracedCall | None
+) -> AuditFinding:
+    first, *_ = compared = _compared(calls, held)
     others = [call for call in calls if call.digest != first.digest]
     texts = differences(others[0].jaxpr, first.jaxpr)
     return AuditFinding(
         name=str(key[0]),
         source=key[0].source,
         n_calls=len(calls),
-        n_distinct=len({call.digest for call in calls}),
+        n_distinct=len({call.digest for call in compared}),
         sites=tuple(dict.fromkeys(call.source for call in others)),
         differences=tuple(texts) or ("it computes something else altogether",),
+        is_held=held is not None,
     )
 
 

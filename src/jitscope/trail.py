@@ -1,7 +1,8 @@
 """A trail of the calls of shared subroutines, each traced anew: calls -> what they traced to.
 
 While a trail is being kept in a thread, no subroutine uses an earlier trace. Calls of one
-signature that trace to different bodies depend on something beside their arguments.
+signature that trace to different bodies, or to another than an earlier program left, depend on
+something beside their arguments.
 """
 
 from __future__ import annotations
@@ -33,17 +34,35 @@ class TracedCall:
 
 
 class Trail:
-    """Calls of shared subroutines in order, by subroutine and signature."""
+    """Calls of shared subroutines in order, by subroutine and signature.
+
+    Attributes:
+      calls: what they traced to.
+      held: what they would have been given, where an earlier program left a trace.
+    """
 
     def __init__(self) -> None:
         self.calls: dict[tuple[SubroutineName, Hashable], list[TracedCall]] = {}
+        self.held: dict[tuple[SubroutineName, Hashable], TracedCall] = {}
 
-    def note(self, name: SubroutineName, signature: Hashable, traced: Any) -> None:
-        """Adds a call made at the user's current line."""
-        jaxpr = traced.jaxpr
-        self.calls.setdefault((name, (name.source, signature)), []).append(
-            TracedCall(_jax.current_source_line(), fingerprint(jaxpr).digest, jaxpr)
-        )
+    def note(self, name: SubroutineName, signature: Hashable, traced: Any, held: Any) -> None:
+        """Adds a call made at the user's current line.
+
+        Args:
+          name: of the subroutine.
+          signature: of the call.
+          traced: what it traced to.
+          held: the trace that an earlier program left for it, or None.
+        """
+        key = (name, (name.source, signature))
+        self.calls.setdefault(key, []).append(_traced_call(traced))
+        if held is not None:
+            self.held.setdefault(key, _traced_call(held))
+
+
+def _traced_call(traced: Any) -> TracedCall:
+    jaxpr = traced.jaxpr
+    return TracedCall(_jax.current_source_line(), fingerprint(jaxpr).digest, jaxpr)
 
 
 _current: contextvars.ContextVar[Trail | None] = contextvars.ContextVar(

@@ -24,8 +24,8 @@ def render(report: AuditReport, *, width: int = 100) -> str:
         )
     if report.is_clean:
         return (
-            f"{name}: {count(report.n_calls, 'call')} of shared subroutines traced anew, and "
-            f"no dependence on hidden state found"
+            f"{name}: {count(report.n_calls, 'call')} of shared subroutines traced anew, equal to "
+            "each other and to earlier traces:\n  no dependence on hidden state found"
         )
     parts = [
         f"{name}: {count(len(report.findings), 'shared subroutine')} of "
@@ -35,16 +35,24 @@ def render(report: AuditReport, *, width: int = 100) -> str:
 
 
 def _finding(finding: AuditFinding, width: int) -> str:
-    sites = [place(site) for site in finding.sites]
+    sites = list(dict.fromkeys(map(place, finding.sites)))
     if len(sites) > _MAX_SITES:
         sites[_MAX_SITES:] = [f"{len(sites) - _MAX_SITES} lines more"]
+    calls = f"{count(finding.n_calls, 'call')} of one signature"
+    found = (
+        f"the trace that an earlier program left, which {calls} would be given, is another "
+        "computation than the function is now. Calls"
+        if finding.is_held
+        else f"{calls} are {finding.n_distinct} different computations; shared, all would be the "
+        "first. Calls"
+    )
     lines = [
-        f"! {finding.name} ({place(finding.source)}): {finding.n_calls} calls of one signature are "
-        f"{finding.n_distinct} different computations; shared, all would be the first. Calls "
-        f"that differ from it: {', '.join(sites)}.",
+        f"! {finding.name} ({place(finding.source)}): {found} that differ from it: "
+        f"{', '.join(sites)}.",
         f"  what differs: {'; '.join(finding.differences)}",
         "  It reads something beside its arguments (a global, an attribute, a random generator). "
-        "Pass that as an argument, or do not share this function.",
+        "Pass that as an argument, or do not share this function."
+        + (f" {finding.name}.clear_cache() after a change forgets it." if finding.is_held else ""),
     ]
     return "\n".join(
         textwrap.fill(

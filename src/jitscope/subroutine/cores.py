@@ -48,6 +48,10 @@ class CannotShare(Exception):  # noqa: N818 - control flow, never seen by users
     """Raised while tracing: this function can only run as a plain call."""
 
 
+class _NotHeldError(Exception):
+    """Raised while tracing: JAX holds no trace."""
+
+
 class Frame:
     """A call of a core under way in this thread."""
 
@@ -193,6 +197,18 @@ class Core:
                 self._check(traced, frame, known_tracers)
         return out
 
+    def held(self, args: tuple, kwargs: dict[str, Any], signature: Signature) -> Any:
+        """The trace that JAX holds for these arguments; None, and no trace is made, if none."""
+
+        def refuse(*_: Any, **__: Any) -> Any:
+            raise _NotHeldError
+
+        try:
+            with _Entered(Frame(self, refuse, signature)):
+                return self.jitted.trace(*args, **kwargs)
+        except _NotHeldError:
+            return None
+
     def _closes_over_large(self, traced: Any) -> bool:
         arrays, _ = _jax.closed_over_by(traced)
         is_so = any(map(_is_large, arrays)) and not _jax.has_input_effects(traced.jaxpr)
@@ -265,6 +281,10 @@ class Registry:
             self._cores.move_to_end(key)
             _drop_oldest(self._cores)
             return found
+
+    def known(self, key: Hashable) -> Core | None:
+        """The core of a key, if there is one."""
+        return self._cores.get(key)
 
     def counters(self, code: Hashable, name: str) -> Counters:
         """The counters of all functions with one code."""

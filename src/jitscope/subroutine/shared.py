@@ -22,7 +22,7 @@ from ..settings import is_disabled
 from ..trail import current_trail
 from .captures import captures_of, code_of, globals_of
 from .cores import CAPTURED_TRACER, CannotShare, Core, Frame, registry
-from .counters import Counters, SubroutineStats
+from .counters import Counters, Signature, SubroutineStats
 from .functions import name_of, source_of
 from .keys import ByIdentity, Keys
 from .signature import Binder
@@ -150,7 +150,8 @@ class SharedSubroutine:
             out = core.call_under_trace(args, kwargs, leaves, frame, keys.tracers)
             trail = current_trail()
             if trail is not None:
-                trail.note(self._name, signature, core.jitted.trace(*args, **kwargs))
+                traced = core.jitted.trace(*args, **kwargs)
+                trail.note(self._name, signature, traced, self._held(core, args, kwargs, signature))
                 return out if core.simple else unwrapped(out)
             self._counters.called(signature, traced=frame.traced)
         if core.poisoned:
@@ -160,6 +161,13 @@ class SharedSubroutine:
         elif frame.traced and core.captures:
             self._take_own_writes(core, keys)
         return out if core.simple else unwrapped(out)
+
+    def _held(self, fresh: Core, args: tuple, kwargs: dict[str, Any], signature: Signature) -> Any:
+        """The trace that this call would use if no trail were kept, or None."""
+        key = self._key(dict(fresh.captures))
+        last = self._last
+        core = last[1] if last is not None and last[0] == key else registry.known(key)
+        return core and core.held(args, kwargs, signature)
 
     def _take_own_writes(self, core: Core, keys: Keys) -> None:
         """Lets a function that wrote to what it captured while it was traced find its trace.
