@@ -55,6 +55,32 @@ def test_error_in_the_block_is_not_hidden():
         raise KeyError
 
 
+def test_check_of_traces_without_with_warns_that_it_checked_nothing():
+    layer = subroutine(12)
+    with pytest.warns(RuntimeWarning, match="assert_max_traces.0. checked nothing") as caught:
+        assert_max_traces(0, of=layer)
+    assert caught[0].filename == __file__
+
+
+def test_check_of_traces_with_a_function_in_the_wrong_place_is_refused():
+    layer = subroutine(13)
+    with pytest.raises(TypeError, match="takes the subroutine as of=.*got <shared subroutine"):
+        assert_max_traces(0, layer)
+
+
+def test_check_of_traces_decorates_a_function():
+    layer = subroutine(14)
+
+    @assert_max_traces(1, of=layer)
+    def called(x):
+        return jax.jit(lambda x: layer(layer(x)))(x)
+
+    called(X)
+    called(X)
+    with pytest.raises(AssertionError, match="was traced 2 times"):
+        assert_max_traces(1, of=layer)(lambda: [called(X[:1]), called(X[:, :1])])()
+
+
 def test_one_body_for_equal_layers_passes():
     layer = subroutine(5)
     assert_max_bodies(1, lambda x: layer(layer(layer(x))), X)

@@ -7,8 +7,9 @@ message says why.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import ContextDecorator
 from typing import Any
 
 from .outermost.jit import OutermostJit
@@ -22,16 +23,21 @@ from .words import count
 __all__ = ["assert_max_bodies", "assert_max_traces", "assert_structure"]
 
 
-@contextmanager
-def assert_max_traces(n: int, *, of: Callable[..., Any] | str | None = None) -> Iterator[None]:
+def assert_max_traces(
+    n: int, *misplaced: Any, of: Callable[..., Any] | str | None = None
+) -> _MaxTraces:
     """Fails if shared subroutines are traced more than ``n`` times in a with-block.
 
     Args:
       n: most traces of each subroutine. A trace from before the block may be used in it.
+      *misplaced: refused; the subroutine is given as ``of``.
       of: a shared subroutine, or the name of some; all of them by default.
 
     Raises:
       AssertionError: with the subroutine, its counts, and why it was traced again.
+
+    Warns:
+      RuntimeWarning: it was called without ``with``, and so checked nothing.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jitscope
@@ -42,17 +48,51 @@ def assert_max_traces(n: int, *, of: Callable[..., Any] | str | None = None) -> 
       >>> with assert_max_traces(1, of=layer):
       ...     y = jax.jit(lambda x: layer(layer(x)))(1.0)
     """
+    if misplaced:
+        raise TypeError(
+            f"assert_max_traces() takes the subroutine as of=..., got {misplaced[0]!r} without it. "
+            f"Write `with assert_max_traces({n!r}, of=layer): ...`."
+        )
     _checked(n)
-    name = of if of is None or isinstance(of, str) else of.__name__
-    before = subroutine_reports()
-    yield
-    found = [
-        report
-        for report in subroutine_reports(before).values()
-        if (name is None or report.name == name) and report.n_traces > n
-    ]
-    if found:
-        raise AssertionError("\n".join(_too_many_traces(report, n) for report in found))
+    return _MaxTraces(n, of if of is None or isinstance(of, str) else of.__name__)
+
+
+class _MaxTraces(ContextDecorator):
+    """What `assert_max_traces` returns."""
+
+    def __init__(self, n: int, name: str | None) -> None:
+        self._n, self._name = n, name
+        self._is_used = False
+
+    def __call__(self, fun: Any) -> Any:
+        """A function that is checked whenever it is called."""
+        self._is_used = True
+        return super().__call__(fun)
+
+    def _recreate_cm(self) -> _MaxTraces:  # for each of those calls
+        return _MaxTraces(self._n, self._name)
+
+    def __enter__(self) -> None:
+        self._is_used = True
+        self._before = subroutine_reports()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        found = [
+            report
+            for report in subroutine_reports(self._before).values()
+            if (self._name is None or report.name == self._name) and report.n_traces > self._n
+        ]
+        if found and kind is None:
+            raise AssertionError("\n".join(_too_many_traces(report, self._n) for report in found))
+
+    def __del__(self) -> None:
+        if not self._is_used:
+            warnings.warn(
+                f"assert_max_traces({self._n}) checked nothing, since it was called without with. "
+                f"Write `with assert_max_traces({self._n}): ...` around the calls that trace.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def assert_max_bodies(
