@@ -570,6 +570,26 @@ def test_reuse_before_any_program_says_what_to_do():
         outermost(net).reuse()
 
 
+def test_reuse_after_calls_that_left_no_record_says_why(monkeypatch):
+    fun = outermost(net)
+    with settings.disabled():
+        fun(X)
+    with pytest.raises(RuntimeError, match="was called, and has no record.*jitscope was disabled"):
+        fun.reuse()
+    fun(X)
+    assert fun.reuse().census.n_equations
+
+    def fails(census):
+        raise KeyError("of the test")
+
+    monkeypatch.setattr(settings, "_STRICT", False)
+    fun = jitscope.outermost_jit(net, policy=fails)
+    with pytest.warns(RuntimeWarning):
+        fun(X)
+    with pytest.raises(RuntimeError, match="was called.*could not structure.*KeyError.*of the te"):
+        fun.reuse()
+
+
 def test_reuse_is_that_of_the_latest_program():
     fun = outermost(power, static_argnums=1)
     fun(X, 2)

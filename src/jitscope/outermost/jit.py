@@ -30,6 +30,16 @@ from ..subroutine.reasons import advice_on_objects
 from .pipeline import structured
 
 
+_DISABLED = (
+    "has no record of it, since jitscope was disabled. Call it, or its .lower(...), outside of "
+    "jitscope.disabled()."
+)
+_NOT_STRUCTURED = (
+    "has no record of it, since jitscope could not structure the program and left it as jax.jit "
+    "would compile it: {}: {}. JITSCOPE_STRICT=1 raises that, with its traceback."
+)
+
+
 class _Active(threading.local):
     """How many outermost functions this thread is tracing."""
 
@@ -48,6 +58,8 @@ class OutermostJit:
 
     _is_applied = True
     """Whether the programs it makes are the ones that run."""
+    _why_no_program = ""
+    """Why there is no record of a call that was made."""
 
     def __init__(
         self,
@@ -75,7 +87,7 @@ class OutermostJit:
         # `_chosen` spelled out: dispatch may cost 0.5 us more than jax.jit's.
         if (_context.trace is _NO_TRACE or _jax.at_top_level()) and not is_disabled():
             return self._jitted(*args, **kwargs)
-        return self._plain(*args, **kwargs)
+        return self._chosen(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else _BoundOutermostJit(self, instance)
@@ -95,8 +107,10 @@ class OutermostJit:
     def _chosen(self) -> Any:
         # Under a trace of another's (`checkify`, `sparsify`, `jet`, `vmap`) the program is read
         # by rules for the primitives of JAX, to which ours is unknown.
-        plain = is_disabled() or not _jax.at_top_level()
-        return self._plain if plain else self._jitted
+        if is_disabled():
+            self._why_no_program = _DISABLED
+            return self._plain
+        return self._jitted if _jax.at_top_level() else self._plain
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit(f).lower``."""
@@ -126,6 +140,8 @@ class OutermostJit:
         if is_disabled():  # a program that prints its reuse runs without jitscope as well
             name = f"{_jax.function_name(self._fun)} (jitscope is disabled)"
             return Reuse(Census(name, 0, ()), Plan({}), Phases())
+        if self._why_no_program:
+            raise RuntimeError(f"{self!r} was called, and {self._why_no_program}")
         raise RuntimeError(
             f"{self!r} has traced no program yet. Call it, or its .lower(...), first, and not "
             "from within jax.jit, jax.grad or another outermost_jit function: there it is part "
@@ -196,6 +212,7 @@ class OutermostJit:
             if strict():
                 raise
             records.note_failure(program.name, error)
+            self._why_no_program = _NOT_STRUCTURED.format(type(error).__name__, error)
             _warn_fallback(self, error)
             return program
         self._latest = Reuse(made.census, made.plan, phases, made.evidence, self._is_applied)

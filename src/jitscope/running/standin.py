@@ -166,7 +166,11 @@ class InstalledPjitFunction(OutermostJit):
         Raises:
           RuntimeError: nothing has been traced yet.
         """
-        self._latest = None if self._core is None else self._core._latest
+        if self._core is None:
+            self._latest = None
+        else:
+            self._latest = self._core._latest
+            self._why_no_program = self._core._why_no_program
         return super().reuse()
 
 
