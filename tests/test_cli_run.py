@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import py_compile
+import re
 import shutil
 import signal
 import subprocess
@@ -67,6 +68,10 @@ def jitscope_run(
     directory: Path, *arguments: str, stdin: str = "", options: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
     return run(directory, "-m", "jitscope", "run", *options, *arguments, stdin=stdin)
+
+
+def without_lines_of_jitscope(stderr: str) -> str:
+    return re.sub(r"jitscope: (--report stands after|the report is in) .*\n", "", stderr)
 
 
 # --- the script does not notice -------------------------------------------------------------------
@@ -189,11 +194,8 @@ def test_script_behaves_as_under_python(tmp_path, source):
     arguments = ["dir/script.py", "--report", "-m", "--", "-x", "--observe"]
     plain = run(tmp_path, *arguments, stdin="abc\n")
     under = jitscope_run(tmp_path, *arguments, stdin="abc\n", options=["--report", "report.txt"])
-    assert (under.returncode, under.stdout, under.stderr) == (
-        plain.returncode,
-        plain.stdout,
-        plain.stderr,
-    )
+    own = without_lines_of_jitscope(under.stderr)
+    assert (under.returncode, under.stdout, own) == (plain.returncode, plain.stdout, plain.stderr)
     assert not (tmp_path / "dir" / "__pycache__" / "script.cpython-312.pyc").exists()
 
 
@@ -303,7 +305,8 @@ def test_traceback_through_a_jitted_function_is_the_scripts_own(tmp_path):
     plain = run(tmp_path, "script.py")
     under = jitscope_run(tmp_path, "script.py", options=["--report", "report.txt"])
     assert "in the middle" in plain.stderr
-    assert (under.returncode, under.stderr) == (plain.returncode, plain.stderr)
+    own = without_lines_of_jitscope(under.stderr)
+    assert (under.returncode, own) == (plain.returncode, plain.stderr)
 
 
 def test_signal_from_outside_ends_the_script(tmp_path):
@@ -364,6 +367,18 @@ def test_observing_compiles_as_jax_jit_does_and_estimates(tmp_path):
     assert "no forecast of seconds" in done.stderr
 
 
+def test_observed_run_tells_apart_what_the_script_structures_itself(tmp_path):
+    by_itself = DEEP.replace("@jax.jit", "@jitscope.outermost_jit")
+    write(tmp_path, {"script.py": "    import jitscope\n" + by_itself})
+    done = run(tmp_path, "-m", "jitscope", "run", "--observe", "script.py", strict=True)
+    assert done.returncode == 0
+    assert "48 calls would become" not in done.stderr
+    assert "; 0 calls would become 0 shared bodies\n" in done.stderr
+    own = "48 calls -> 1 shared body, structured by the script's own outermost_jit\n"
+    assert done.stderr.count(own) == 1
+    assert "estimate: 0 % of the equations" in done.stderr
+
+
 def test_report_of_a_run_without_jitscope_says_so(tmp_path):
     write(tmp_path, {"script.py": DEEP})
     done = subprocess.run(
@@ -418,7 +433,7 @@ def test_report_comes_after_everything_the_script_does(tmp_path):
 def test_report_file_is_replaced_whole(tmp_path):
     write(tmp_path, {"script.py": "import os; os.chdir('/')", "report.txt": "old, and longer " * 9})
     done = jitscope_run(tmp_path, "script.py", options=["--report", "report.txt"])
-    assert done.stderr == ""
+    assert done.stderr == f"jitscope: the report is in {os.path.realpath(tmp_path)}/report.txt\n"
     assert (tmp_path / "report.txt").read_text() == "jitscope: the script did not import JAX\n"
     assert sorted(os.listdir(tmp_path)) == ["report.txt", "script.py"]
 
@@ -471,6 +486,7 @@ MISTAKES = {
     "unknown_option": (["--faster", "script.py"], "unrecognized arguments: --faster"),
     "report_in_no_directory": (["--report", "gone/r.txt", "script.py"], "which is no directory"),
     "report_is_a_directory": (["--report", "empty", "script.py"], "'empty' is a directory"),
+    "report_of_unknown_kind": (["--report", "r.xyz", "script.py"], "'r.xyz' must end in one of"),
 }
 
 
@@ -492,6 +508,31 @@ def test_report_without_permission_is_explained_before_anything_runs(tmp_path):
     done = jitscope_run(tmp_path, "script.py", options=["--report", "locked/r.txt"])
     assert (done.returncode, done.stdout) == (2, "")
     assert "cannot be written" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["script.py"], ["--observe", "script.py", "3"]])
+def test_script_without_a_command_is_told_the_command(tmp_path, arguments):
+    write(tmp_path, {"script.py": "print('ran')"})
+    done = run(tmp_path, "-m", "jitscope", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"Did you mean: python -m jitscope run {' '.join(arguments)}\n" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "notes"),
+    [
+        (["--observe"], "--observe stands after the script and is given to it"),
+        (["x", "--report=r.html"], "--report=r.html stands after"),
+        (["--", "--report", "r.html"], ""),
+        (["--reporter"], ""),
+    ],
+)
+def test_option_after_the_script_is_the_scripts_and_noted(tmp_path, arguments, notes):
+    write(tmp_path, {"script.py": "import sys; print(sys.argv[1:])"})
+    done = jitscope_run(tmp_path, "script.py", *arguments)
+    assert (done.returncode, done.stdout) == (0, f"{arguments}\n")
+    assert notes in done.stderr
+    assert ("stands after" in done.stderr) == bool(notes)
 
 
 def test_module_whose_import_fails_shows_its_own_error(tmp_path):

@@ -29,7 +29,6 @@ from ..structuring.policy import Plan, PolicyLike
 from ..subroutine.reasons import advice_on_objects
 from .pipeline import structured
 
-
 _DISABLED = (
     "has no record of it, since jitscope was disabled. Call it, or its .lower(...), outside of "
     "jitscope.disabled()."

@@ -116,3 +116,5 @@ def _plain(report: ReuseReport) -> str:
 
 
 _RENDERERS = {".json": json.dumps, ".html": html.render, ".txt": _plain}
+SUFFIXES = tuple(_RENDERERS)
+"""What the path of a report may end in."""

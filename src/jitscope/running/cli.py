@@ -10,12 +10,13 @@ import argparse
 import atexit
 import contextlib
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from .. import __version__
-from ..report.files import replace_file, save_as
+from ..report.files import SUFFIXES, replace_file, save_as
 from ..reuse.reuse_report import ReuseReport
 from ..settings import is_disabled, strict
 from .after_import import after_import
@@ -34,15 +35,27 @@ writes no report; processes that it starts run as they would without jitscope.
 """
 
 
+_COMMANDS = ("run", "report", "diff")
+_OPTIONS = ("--observe", "--report", "--json")
+"""Options of `run` that somebody may write after the script, where they are the script's."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns the exit status of those that have one of their own."""
     parser = _parser()
+    argv = sys.argv[1:] if argv is None else argv
+    first = next((argument for argument in argv if not argument.startswith("-")), "")
+    if first not in _COMMANDS and any(argument.endswith(".py") for argument in argv):
+        parser.error(
+            f"{first!r} is no command. Did you mean: python -m jitscope run {shlex.join(argv)}"
+        )
     options, unknown = parser.parse_known_args(argv)
     if unknown:
         options.fail(f"unrecognized arguments: {' '.join(unknown)}")
     if options.command is None:
         parser.print_help()
         return 0
+    options.argv = argv
     return options.command(options)
 
 
@@ -81,9 +94,9 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     run.add_argument(
         "--report",
         metavar="FILE",
-        type=_report_path,
+        type=_report_path_with_suffix,
         help="write the report to FILE, replacing it, instead of to stderr: as one page that "
-        "works offline if FILE ends in .html, as JSON if in .json, else as text",
+        "works offline if FILE ends in .html, as JSON if in .json, as text if in .txt",
     )
     run.add_argument(
         "--json",
@@ -116,7 +129,18 @@ def _report_path(text: str) -> str:
     return path
 
 
+def _report_path_with_suffix(text: str) -> str:
+    path = _report_path(text)
+    if _is_replaceable(path) and not path.lower().endswith(SUFFIXES):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must end in one of {', '.join(SUFFIXES)}, which says what to write."
+        )
+    return path
+
+
 def _run(options: argparse.Namespace) -> int:
+    args = _args_of_the_script(options)
+    _note_options_of_the_script(args)
     registers: list[Register] = []
     after_import("jax", lambda: _start(options.observe, registers))
     finish = _Report(registers, options.observe, options.report, options.json)
@@ -125,11 +149,27 @@ def _run(options: argparse.Namespace) -> int:
     atexit.register(finish)
     try:
         with own_traceback(keep_inner=strict()):
-            run(options.script, options.args)
+            run(options.script, args)
     except CannotRunError as error:
         atexit.unregister(finish)
         options.fail(str(error))
     return 0
+
+
+def _args_of_the_script(options: argparse.Namespace) -> list[str]:
+    """All that stands behind the script; argparse drops a ``--`` in front of the rest."""
+    before = options.argv[: len(options.argv) - len(options.args)]
+    return [*(["--"] if list(before[-2:]) == [options.script, "--"] else []), *options.args]
+
+
+def _note_options_of_the_script(args: Sequence[str]) -> None:
+    """Says that what looks like an option of ours is given to the script."""
+    given = [argument for argument in args if argument.partition("=")[0] in _OPTIONS]
+    if given and "--" not in args[: args.index(given[0])]:
+        _say(
+            f"jitscope: {given[0]} stands after the script and is given to it; options of jitscope "
+            "stand before the script"
+        )
 
 
 def _start(observe: bool, registers: list[Register]) -> None:
@@ -190,6 +230,7 @@ class _Report:
             return
         try:
             replace_file(self._path, text)
+            _say_where(self._path)
         except OSError as error:
             _say(
                 f"jitscope could not write its report to {self._path!r} ({error}), and shows it "
@@ -199,6 +240,7 @@ class _Report:
     def _write_record(self, path: str, suffix: str = "") -> None:
         try:
             save_as(self._record(), path, suffix or os.path.splitext(path)[1].lower())
+            _say_where(path)
         except Exception as error:
             if strict() and not isinstance(error, OSError):
                 raise
@@ -213,6 +255,11 @@ class _Report:
         from ..reuse.recorder import Recording
 
         return Recording(self._registers[0], {}).report()
+
+
+def _say_where(path: str) -> None:
+    if os.path.isfile(path):
+        _say(f"jitscope: the report is in {path}")
 
 
 def _say(text: str) -> None:

@@ -37,22 +37,34 @@ def summary(register: Register, *, observed: bool, disabled: bool = False) -> st
 
 
 def _totals(register: Register, observed: bool) -> list[str]:
-    programs = register.programs
-    n_equations = sum(reuse.census.n_equations for reuse in programs)
-    calls, bodies = (sum(column) for column in zip(*map(_shared, programs), (0, 0), strict=True))
-    lines = [
-        "jitscope: observed, nothing was changed" if observed else "jitscope: structured",
-        f"{count(len(programs), 'program')}, {count(n_equations, 'equation')}; "
-        f"{count(calls, 'call')} {'would become' if observed else '->'} "
-        f"{count(bodies, 'shared body', 'shared bodies')}",
-        _seconds(register),
-    ]
+    looked_at = [reuse for reuse in register.programs if not reuse.is_applied]
+    # What the script itself gave to `outermost_jit` is structured though all else is observed.
+    structured = [reuse for reuse in register.programs if reuse.is_applied]
+    lines = ["jitscope: observed, nothing was changed" if observed else "jitscope: structured"]
     if observed:
-        lines += _estimate(programs, n_equations)
+        lines.append(_calls(looked_at, "would become"))
+    if structured or not observed:
+        by_script = ", structured by the script's own outermost_jit" if observed else ""
+        lines.append(_calls(structured, "->") + by_script)
+    lines.append(_seconds(register))
+    if observed:
+        lines += _estimate(looked_at)
     lines += [
         f"left as it was: {failure.program}: {failure.reason}" for failure in register.failures
     ]
     return lines
+
+
+def _calls(programs: list[Reuse], become: str) -> str:
+    calls, bodies = (sum(column) for column in zip(*map(_shared, programs), (0, 0), strict=True))
+    return (
+        f"{count(len(programs), 'program')}, {count(_n_equations(programs), 'equation')}; "
+        f"{count(calls, 'call')} {become} {count(bodies, 'shared body', 'shared bodies')}"
+    )
+
+
+def _n_equations(programs: list[Reuse]) -> int:
+    return sum(reuse.census.n_equations for reuse in programs)
 
 
 def _seconds(register: Register) -> str:
@@ -68,7 +80,8 @@ def _seconds(register: Register) -> str:
     )
 
 
-def _estimate(programs: list[Reuse], n_equations: int) -> list[str]:
+def _estimate(programs: list[Reuse]) -> list[str]:
+    n_equations = _n_equations(programs)
     repeated = sum(map(_n_repeated, programs))
     return [
         f"estimate: {_percent(repeated, n_equations)} of the equations "
