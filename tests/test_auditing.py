@@ -262,6 +262,14 @@ def test_outermost_jit_warns_of_hidden_state():
     audited(X)  # compiled: nothing is audited
 
 
+@pytest.mark.parametrize("staged", [False, True])
+def test_warning_of_hidden_state_points_at_the_call(staged):
+    audited = jitscope.outermost_jit(stack(global_counter()), audit=True, staged=staged)
+    with pytest.warns(RuntimeWarning) as caught:
+        audited(X)
+    assert {warning.filename for warning in caught} == {__file__}
+
+
 def test_outermost_jit_says_nothing_where_nothing_is_hidden():
     layer = jitscope.shared_subroutine(lambda x: x * 9)
     audited = jitscope.outermost_jit(audit=True, static_argnames="n")(

@@ -30,6 +30,12 @@ class Model:
         return x
 
 
+class Named:
+    @outermost_jit
+    def apply(this, x):  # noqa: N805
+        return x
+
+
 MISTAKES = {
     "a number as a function": (
         lambda: outermost_jit(3),
@@ -45,6 +51,36 @@ MISTAKES = {
         lambda: shared_subroutine(Model),
         TypeError,
         ["got the class Model", "Decorate the method that computes"],
+    ),
+    "a class as an outermost function": (
+        lambda: outermost_jit(Model),
+        TypeError,
+        ["outermost_jit() got the class Model", "Decorate the method that computes"],
+    ),
+    "a class as a policy": (
+        lambda: outermost_jit(policy=jitscope.Policy),
+        TypeError,
+        ["got the class Policy", "Did you mean Policy()?"],
+    ),
+    "a word as a switch": (
+        lambda: outermost_jit(staged="yes"),
+        TypeError,
+        ["outermost_jit(staged=...) must be True or False", "'yes'"],
+    ),
+    "a path in place of a report": (
+        lambda: report.save("run.json", step),  # pyright: ignore
+        TypeError,
+        ["save() needs a report and then a path", "'run.json' of type str", "report comes first"],
+    ),
+    "a number in place of a path": (
+        lambda: report.save(jitscope.stats(), 3),  # pyright: ignore
+        TypeError,
+        ["save() needs a path behind the report", "3 of type int"],
+    ),
+    "a method whose object has another name": (
+        lambda: Named().apply(X),
+        TypeError,
+        ["'apply' is a method", "a Named object", "static_argnums=0"],
     ),
     "a position as a name": (
         lambda: shared_subroutine(static_argnames=[1])(lambda x, n: x),
@@ -168,3 +204,7 @@ def test_attributes_that_there_are_not_can_be_asked_for():
     for fun in (layer, step, outermost_jit(lambda x: x)):
         assert not hasattr(fun, "missing")
         assert getattr(fun, "__torch_function__", None) is None
+
+
+def test_bound_method_of_an_outermost_function_shows_what_it_is():
+    assert repr(Model().apply) == "<bound outermost_jit of Model.apply of a Model object>"

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import jitscope
 from jitscope.subroutine.decorator import shared_subroutine
 
 X = jnp.ones((2, 3))
@@ -43,6 +44,18 @@ def test_record_is_frozen_printable_and_a_snapshot():
     text = str(block.stats())
     assert text.startswith("snapshot: 2 calls under a trace, 1 trace, 1 reused, 1 signature\n")
     assert "2 calls, 1 trace: (x: f32[2,3])" in text and "x: " in text
+
+
+@pytest.mark.parametrize("ask", [jitscope.audit, jitscope.explain], ids=["audit", "explain"])
+def test_subroutine_called_to_answer_a_question_only_says_so(ask):
+    layer = shared_subroutine(eval(f"lambda x: x + {len(ask.__name__)}.25"), name="asked")
+    ask(lambda x: layer(layer(x)), 1.0)
+    assert layer.stats().n_calls == layer.stats().n_traces == 0
+    assert "  called to answer questions only, as by explain and audit" in str(layer.stats())
+    problems = [s.problems for s in jitscope.stats().subroutines if s.name == "asked"]
+    assert ("decorated but called to answer questions only, as by explain and audit",) in problems
+    jax.jit(lambda x: layer(layer(x)))(1.0)
+    assert "questions" not in str(layer.stats())
 
 
 def test_subroutine_that_was_never_called_says_so():  # accelerate#4188

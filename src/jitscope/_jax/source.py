@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -45,6 +47,21 @@ def source_line(eqn: JaxprEqn) -> str:
 def current_source_line() -> str:
     """``file:line (function)`` of the user's code that runs now."""
     return source_info_util.summarize(source_info_util.current())
+
+
+def stacklevel_of_user() -> int:
+    """The ``stacklevel`` with which a warning of the caller points at the user's line."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+_NOT_THE_USERS = (
+    PACKAGE,
+    os.path.dirname(os.path.abspath(jax.__file__)) + os.sep,
+    contextlib.__file__,  # JAX decorates functions with context managers
+)
 
 
 def user_functions(eqn: JaxprEqn) -> list[str]:

@@ -75,7 +75,8 @@ def outermost_jit(
       what repeats in its latest program.
 
     Raises:
-      TypeError: for a ``fun`` that is not callable, or an option that ``jax.jit`` lacks.
+      TypeError: for a ``fun`` that is no function, an option that ``jax.jit`` lacks, or one of
+        ours that is no bool.
 
     Examples:
       >>> import jax.numpy as jnp, jitscope
@@ -92,6 +93,9 @@ def outermost_jit(
             f"outline=..., audit=..., staged=... and the options of jax.jit: "
             f"{', '.join(sorted(_JIT_OPTIONS))}."
         )
+    for name, value in (("outline", outline), ("audit", audit), ("staged", staged)):
+        if not isinstance(value, bool):
+            raise TypeError(f"outermost_jit({name}=...) must be True or False, got {value!r}.")
     if policy is None:
         policy = STAGE_POLICY if staged else Policy()
     check_policy(policy)
@@ -114,6 +118,11 @@ def _checked(fun: Any, options: dict[str, Any]) -> Callable[..., Any]:
             f"outermost_jit() needs a function, got {fun!r} of type {type(fun).__name__}. Write "
             "@jitscope.outermost_jit above a function, or outermost_jit(function); options are "
             "given by keyword."
+        )
+    if isinstance(fun, type):
+        raise TypeError(
+            f"outermost_jit() got the class {fun.__qualname__}, and calls of it make objects. "
+            "Decorate the method that computes, such as __call__, or pass an object of the class."
         )
     check_static_options("outermost_jit", name_of(fun), options)
     return fun

@@ -8,6 +8,8 @@ the result in place of the original.
 from __future__ import annotations
 
 import functools
+import inspect
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -202,7 +204,7 @@ class OutermostJit:
 
         found = audited(self._fun, args, kwargs, static, _jax.function_name(self._fun))
         if not found.is_clean:
-            warnings.warn(str(found), RuntimeWarning, stacklevel=2)
+            warnings.warn(str(found), RuntimeWarning, stacklevel=_jax.stacklevel_of_user())
 
     def _pipeline(self, program: Program, phases: Phases) -> Program:
         try:
@@ -231,7 +233,7 @@ class _BoundOutermostJit:
         try:
             return self.__func__(self.__self__, *args, **kwargs)
         except TypeError as error:
-            if "path self" in str(error):
+            if re.search(rf"path {re.escape(self._first_parameter())}(?!\w)", str(error)):
                 kind = type(self.__self__).__name__
                 error.add_note(
                     f"jitscope: {self.__func__.__name__!r} is a method, and JAX cannot trace its "
@@ -239,6 +241,14 @@ class _BoundOutermostJit:
                     "no attribute of the object ever changes, outermost_jit(static_argnums=0)."
                 )
             raise
+
+    def _first_parameter(self) -> str:
+        """What JAX calls the instance in its messages."""
+        first = next(iter(inspect.signature(self.__func__._fun).parameters.values()))
+        return f"{first.name}[0]" if first.kind is first.VAR_POSITIONAL else first.name
+
+    def __repr__(self) -> str:
+        return f"<bound {repr(self.__func__)[1:-1]} of a {type(self.__self__).__name__} object>"
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.__func__, name)
@@ -287,5 +297,5 @@ def _warn_fallback(function: OutermostJit, error: Exception) -> None:
         f"{type(error).__name__}: {error}. The result is right, the compile no faster. Please "
         "report this with the traceback that JITSCOPE_STRICT=1 raises.",
         RuntimeWarning,
-        stacklevel=2,
+        stacklevel=_jax.stacklevel_of_user(),
     )

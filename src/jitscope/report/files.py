@@ -39,13 +39,18 @@ def save(report: ReuseReport | Reuse, path: str | os.PathLike[str]) -> None:
       ...     jitscope.report.load(path).n_equations
       2
     """
+    record = _record(report)
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(
+            f"save() needs a path behind the report, got {path!r} of type {type(path).__name__}."
+        )
     suffix = os.path.splitext(os.fspath(path))[1].lower()
     if suffix not in _RENDERERS:
         raise ValueError(
             f"save() got the path {os.fspath(path)!r}; it must end in one of "
             f"{', '.join(_RENDERERS)}, which says what to write."
         )
-    save_as(_record(report), path, suffix)
+    save_as(record, path, suffix)
 
 
 def save_as(report: ReuseReport, path: str | os.PathLike[str], suffix: str) -> None:
@@ -61,7 +66,9 @@ def _record(report: Any) -> ReuseReport:
     if isinstance(found, ReuseReport):
         return found
     hint = (
-        " Did you mean that function's .reuse()?"
+        " The report comes first."
+        if isinstance(report, (str, os.PathLike))
+        else " Did you mean that function's .reuse()?"
         if callable(getattr(report, "reuse", None))
         else " For the counts of a shared subroutine, save jitscope.stats()."
         if callable(getattr(report, "stats", None)) or hasattr(report, "n_reused")

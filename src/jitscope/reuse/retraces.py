@@ -8,7 +8,7 @@ import types
 from collections.abc import Hashable, Mapping
 
 from ..subroutine.cores import registry
-from ..subroutine.counters import SubroutineStats
+from ..subroutine.counters import SubroutineStats, not_called
 from ..words import count
 from .reuse_report import Retrace, SubroutineReport
 
@@ -28,13 +28,14 @@ def subroutine_reports(
     Returns:
       By the code of the function.
     """
-    reports = {
-        code: subroutine_report(counters.record(counters.name), _place(code))
-        for code, counters in registry.all_counters()
-    }
+    stats = {code: counters.record(counters.name) for code, counters in registry.all_counters()}
+    reports = {code: subroutine_report(one, _place(code)) for code, one in stats.items()}
     if since is None:
         return reports
-    differences = ((code, _difference(now, since.get(code))) for code, now in reports.items())
+    differences = (
+        (code, _difference(now, since.get(code), stats[code].was_asked_about))
+        for code, now in reports.items()
+    )
     return {
         code: report
         for code, report in differences
@@ -64,7 +65,7 @@ def subroutine_report(stats: SubroutineStats, source: str) -> SubroutineReport:
     return dataclasses.replace(
         report,
         problems=(
-            *_problems(report),
+            *_problems(report, stats.was_asked_about),
             *(
                 f"{count(n, 'call')} ran as the plain function: {reason}"
                 for reason, n in stats.plain_calls.items()
@@ -81,10 +82,10 @@ def subroutine_stats() -> dict[str, SubroutineStats]:
     }
 
 
-def _problems(report: SubroutineReport) -> list[str]:
+def _problems(report: SubroutineReport, was_asked_about: bool) -> list[str]:
     """What is likely not as its user wants it."""
     if not report.n_calls and not report.n_traces:
-        return ["decorated but never called: is the undecorated function called instead?"]
+        return [f"decorated but {not_called(was_asked_about)}"]
     if not report.n_calls:
         return [
             "called, but never under a trace, so it was compiled on its own and nothing was "
@@ -97,7 +98,9 @@ def _problems(report: SubroutineReport) -> list[str]:
     return []
 
 
-def _difference(now: SubroutineReport, before: SubroutineReport | None) -> SubroutineReport:
+def _difference(
+    now: SubroutineReport, before: SubroutineReport | None, was_asked_about: bool
+) -> SubroutineReport:
     if before is None:
         return now
     counts = {
@@ -115,7 +118,7 @@ def _difference(now: SubroutineReport, before: SubroutineReport | None) -> Subro
     reasons = collections.Counter({r.reason: r.n_traces for r in now.retraces})
     reasons.subtract({r.reason: r.n_traces for r in before.retraces})
     report = dataclasses.replace(now, **counts, retraces=_most_common(+reasons))
-    return dataclasses.replace(report, problems=tuple(_problems(report)))
+    return dataclasses.replace(report, problems=tuple(_problems(report, was_asked_about)))
 
 
 def _most_common(reasons: collections.Counter[str]) -> tuple[Retrace, ...]:

@@ -314,7 +314,7 @@ class StagedProgram:
             warnings.warn(
                 f"Some donated buffers were not usable: {types}.\nSee an explanation at "
                 "https://docs.jax.dev/en/latest/faq.html#buffer-donation.",
-                stacklevel=6,
+                stacklevel=_jax.stacklevel_of_user(),
             )
 
     def lower(self, args: tuple, kwargs: dict) -> StagedLowered | None:

@@ -131,8 +131,13 @@ def check_policy(policy: Any) -> None:
     """Refuses what is no policy.
 
     Raises:
-      TypeError: `policy` is not callable.
+      TypeError: `policy` is not callable, or a class.
     """
+    if isinstance(policy, type):
+        raise TypeError(
+            f"policy must be an object, got the class {policy.__name__}. "
+            f"Did you mean {policy.__name__}()?"
+        )
     if not callable(policy):
         raise TypeError(
             "policy must be callable from Census to Plan, such as jitscope.Policy(min_uses=2), "

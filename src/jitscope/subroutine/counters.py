@@ -72,6 +72,7 @@ class SubroutineStats:
       own: compilations of it on its own, for calls outside any trace, unless another
         subroutine or program has its name.
       trace_s: seconds that its traces took, with what it calls.
+      was_asked_about: it was called to answer a question, as by ``explain`` and ``audit``.
     """
 
     name: str
@@ -83,6 +84,7 @@ class SubroutineStats:
     signatures: tuple[SignatureStats, ...]
     own: Compilations = dataclasses.field(default_factory=Compilations)
     trace_s: float = 0.0
+    was_asked_about: bool = dataclasses.field(default=False, compare=False)
 
     @property
     def retrace_reasons(self) -> tuple[str, ...]:
@@ -102,7 +104,7 @@ class SubroutineStats:
         if self.own.n_compiled:
             lines.append(f"  {compiled_alone(self.own.n_compiled, self.own.seconds)}")
         if not self.n_calls and not self.n_traces:
-            lines.append("  never called: is the undecorated function called instead?")
+            lines.append(f"  {not_called(self.was_asked_about)}")
         lines += [f"  {count(n, 'plain call')}: {why}" for why, n in self.plain_calls.items()]
         alike = collections.Counter(map(str, self.signatures))
         for text, n in list(alike.items())[:_MAX_SHOWN]:
@@ -110,6 +112,13 @@ class SubroutineStats:
         if len(alike) > _MAX_SHOWN:
             lines.append(f"  and {count(len(alike) - _MAX_SHOWN, 'signature')} more")
         return "\n".join(lines)
+
+
+def not_called(was_asked_about: bool) -> str:
+    """What to say of a subroutine without a call."""
+    if was_asked_about:
+        return "called to answer questions only, as by explain and audit"
+    return "never called: is the undecorated function called instead?"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +165,7 @@ class Counters:
         self._rows: collections.OrderedDict[Signature, _Row] = collections.OrderedDict()
         self._plain: collections.Counter[str] = collections.Counter()
         self._trace_s = 0.0
+        self._was_asked_about = False
         self._n_functions = self._n_calls = self._n_traces = self._n_reused = 0
         self._own = compilations_of(name)
 
@@ -167,6 +177,7 @@ class Counters:
     def called(self, signature: Signature, *, traced: bool) -> None:
         """Counts one call under a trace."""
         if not is_counting():
+            self.asked_about()
             return
         with self._lock:
             self._n_calls += 1
@@ -174,6 +185,10 @@ class Counters:
             row = self._rows.get(signature)
             if row is not None:
                 row.n_calls += 1
+
+    def asked_about(self) -> None:
+        """Notes a call that counts nowhere."""
+        self._was_asked_about = True
 
     def plain(self, reason: str) -> None:
         """Counts one call that ran as the plain function."""
@@ -243,4 +258,5 @@ class Counters:
                 rows,
                 dataclasses.replace(self._own),
                 self._trace_s,
+                self._was_asked_about,
             )

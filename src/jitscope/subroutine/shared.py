@@ -199,6 +199,7 @@ class SharedSubroutine:
         """The core for what the function captures now."""
         captures = self._captures(keys)
         if current_trail() is not None:  # each call is to be traced, and none to be counted
+            self._counters.asked_about()
             return Core(self._name, self._fun, self._binder, captures, Counters(self.__name__))
         key = self._key(captures)
         make = functools.partial(
