@@ -68,6 +68,24 @@ def test_check_of_traces_with_a_function_in_the_wrong_place_is_refused():
         assert_max_traces(0, layer)
 
 
+@pytest.mark.parametrize("of", [chain, 3, jitscope.outermost_jit(chain)])
+def test_check_of_traces_of_what_is_not_counted_is_refused(of):
+    with pytest.raises(TypeError, match="takes a shared subroutine or the name of some"):
+        assert_max_traces(0, of=of)
+
+
+def test_check_of_traces_takes_a_bound_method():
+    class Layer:
+        @jitscope.shared_subroutine
+        def bound(self, x):
+            return x + 15
+
+    layer = Layer()
+    with pytest.raises(AssertionError, match="bound .* was traced 1 time"):
+        with assert_max_traces(0, of=layer.bound):
+            jax.jit(layer.bound)(X)
+
+
 def test_check_of_traces_decorates_a_function():
     layer = subroutine(14)
 

@@ -18,6 +18,7 @@ from .reuse.retraces import subroutine_reports
 from .reuse.reuse_report import BodyReport, ProgramReport, ReuseReport, SubroutineReport
 from .settings import not_counting
 from .structuring.policy import Policy, Structure
+from .subroutine.shared import SharedSubroutine
 from .words import count
 
 __all__ = ["assert_max_bodies", "assert_max_traces", "assert_structure"]
@@ -54,6 +55,11 @@ def assert_max_traces(
             f"Write `with assert_max_traces({n!r}, of=layer): ...`."
         )
     _checked(n)
+    if not isinstance(getattr(of, "__func__", of), (SharedSubroutine, str, type(None))):
+        raise TypeError(
+            f"assert_max_traces(of=...) takes a shared subroutine or the name of some, got {of!r}, "
+            "whose traces are not counted. Decorate it with jitscope.shared_subroutine."
+        )
     return _MaxTraces(n, of if of is None or isinstance(of, str) else of.__name__)
 
 
