@@ -165,6 +165,15 @@ def test_options_of_the_function_are_kept():
     assert_max_bodies(1, net, jax.ShapeDtypeStruct((2, 4), jnp.float32), n=5)
 
 
+def test_functions_jitted_while_jitscope_is_installed_are_checked():
+    layer = subroutine(16)
+    with jitscope.installed():
+        net = jax.jit(lambda x, n: layer(layer(x)) * n, static_argnums=1)
+    assert_structure({"layer16": "nested"}, net, X, 2)
+    with pytest.raises(AssertionError, match="expected at most 0"):
+        assert_max_bodies(0, net, X, 2, jitscope_name="layer16")
+
+
 def test_methods_are_bound():
     class Model:
         @jitscope.outermost_jit

@@ -207,8 +207,13 @@ def _program(fun: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Pr
     if isinstance(inner, OutermostJit):
         if inner is not fun:
             args = (fun.__self__, *args)
-        policy, options, called = inner._policy, inner._options, inner._fun
-        ours = {"outline": inner._outline, "staged": inner._staged}
+        options, called = inner._options, inner._fun
+        # What `install` made of jax.jit has none of its own.
+        policy = getattr(inner, "_policy", Policy())
+        ours = {
+            "outline": getattr(inner, "_outline", True),
+            "staged": getattr(inner, "_staged", False),
+        }
     else:
         policy, options, called, ours = Policy(), {}, fun, {}
 
