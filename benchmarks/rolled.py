@@ -1,12 +1,16 @@
 """Measures a program with its layers rolled into loops against a hand-written scan.
 
     python -m benchmarks.rolled --set layers=12
+    python -m benchmarks.rolled --cold --program mlp --set layers=40
 
 The hand-written scan takes its parameters stacked and gives its gradients stacked; a rolled program
 takes and gives them one by one, so what it may cost beside the scan is the stacking, which
 is measured on its own. All contenders run in one process, in turns one after another. Times are
 processor seconds of the whole process, so that others on the machine disturb little. Prints one
 JSON line.
+
+With ``--cold`` only the first call of each contender is measured: as it is, with kept calls, and
+rolled under the thresholds of the default policy.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import jax.numpy as jnp
 
 import jitscope
 from benchmarks import environment
-from benchmarks.programs import transformer
+from benchmarks.programs import PROGRAMS, transformer
 
 _Call = Callable[[], Any]
 
@@ -93,24 +97,54 @@ def measure(settings: Mapping[str, int], turns: int = 21) -> Turns:
     return Turns(**found)
 
 
+def measure_cold(program: str, settings: Mapping[str, int]) -> dict[str, Any]:
+    """Processor seconds of the first call of each contender, and what was rolled.
+
+    Args:
+        program: Name of the program.
+        settings: Of the program.
+    """
+    case = PROGRAMS[program].make(lambda layer: layer, **settings)
+    jax.block_until_ready(jax.jit(lambda x: x @ x + 1)(jnp.ones((8, 8))))  # starts XLA
+    rolled = jitscope.outermost_jit(case.fun, policy=jitscope.Policy(rolled=True))
+    contenders = {
+        "jit": jax.jit(case.fun),
+        "shared": jitscope.outermost_jit(case.fun),
+        "rolled": rolled,
+    }
+    found: dict[str, Any] = {}
+    for name, contender in contenders.items():
+        jax.clear_caches()
+        start = time.process_time()
+        jax.block_until_ready(contender(*case.args))
+        found[f"{name}_cold_s"] = time.process_time() - start
+    return {**found, "n_rolled": str(rolled.reuse().plan).count("ROLLED")}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rolled")
     parser.add_argument("--turns", type=int, default=21)
+    parser.add_argument("--cold", action="store_true", help="measure first calls only")
+    parser.add_argument("--program", choices=PROGRAMS, default="transformer", help="with --cold")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=NUMBER")
     options = parser.parse_args(arguments)
+    if options.program != "transformer" and not options.cold:
+        parser.error("--program is for --cold: only the transformer is measured while it runs")
     given = {name: int(value) for name, _, value in (text.partition("=") for text in options.set)}
-    settings = dict(transformer.PROGRAM.full) | given
+    settings = dict(PROGRAMS[options.program].full) | given
     environment.prepare_process()
-    found = measure(settings, options.turns)
+    if options.cold:
+        found = measure_cold(options.program, settings)
+    else:
+        turns = measure(settings, options.turns)
+        found = {"turns": options.turns, **turns.medians_s, "ratio": turns.ratio}
     print(
         json.dumps(
             {
-                "program": "transformer",
+                "program": options.program,
                 "settings": settings,
-                "turns": options.turns,
-                **found.medians_s,
-                "ratio": found.ratio,
+                **found,
                 "machine": environment.machine(),
                 "versions": environment.versions(),
                 "commit": environment.commit(),

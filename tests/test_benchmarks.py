@@ -277,6 +277,16 @@ def test_rolled_program_is_measured_against_a_scan_and_the_stacking():
     assert math.isfinite(found.ratio)
 
 
+def test_cold_starts_of_a_rolled_program_are_measured_where_something_was_rolled():
+    settings = {"layers": 8, "width": 16, "heads": 2, "vocabulary": 16}
+    settings = dict(PROGRAMS["transformer"].tiny) | {
+        name: n for name, n in settings.items() if name in PROGRAMS["transformer"].tiny
+    }
+    found = rolled.measure_cold("transformer", settings)
+    assert set(found) == {"jit_cold_s", "shared_cold_s", "rolled_cold_s", "n_rolled"}
+    assert found["n_rolled"] > 0
+
+
 def test_demo_trains_alike_with_and_without_jitscope():
     plain, ours = (demo.train(with_jitscope, layers=1, steps=2) for with_jitscope in (False, True))
     assert demo.largest_difference(plain, ours) <= demo.LOSS_TOLERANCE

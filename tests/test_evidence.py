@@ -159,3 +159,16 @@ def test_report_is_a_frozen_copy():
     structured(1.0)
     assert before.programs[0].seconds.compile_s == 0
     assert structured.reuse().report().programs[0].seconds.compile_s > 0
+
+
+def test_repeats_that_were_found_are_no_nested_functions_of_the_user():
+    def fun(x):
+        for _ in range(16):
+            x = jnp.tanh(x @ x) + jnp.sin(x) * jnp.cos(x @ x) - jnp.exp(x @ x)
+        return x
+
+    found = jitscope.outermost_jit(fun, policy=share_all_policy())
+    found.trace(jnp.ones((4, 4)))
+    (program,) = found.reuse().report().programs
+    assert any(body.outlined for body in program.bodies)
+    assert (program.n_bodies_before, program.n_bodies_after > 0) == (0, True)

@@ -315,3 +315,27 @@ def test_derivatives_of_one_trace_are_no_retraces():
     net.trace(X)
     bodies = net.reuse().report().programs[0].bodies
     assert bodies and not any(body.is_retraced for body in bodies)
+
+
+def test_variant_that_a_gradient_made_counts_as_a_trace_where_its_calls_count():
+    class Layer:
+        @jitscope.shared_subroutine
+        def __call__(self, w, x):
+            return chain(jnp.sin(x) @ w)
+
+    made = [Layer() for _ in range(6)]
+
+    @jitscope.outermost_jit
+    def step(ws, x):
+        def loss(ws):
+            y = x
+            for layer, w in zip(made, ws, strict=True):
+                y = layer(w, y)
+            return y.sum()
+
+        return jax.grad(loss)(ws)
+
+    step.trace([jnp.eye(4) for _ in made], X)
+    forward = [b for b in step.reuse().report().programs[0].bodies if not b.is_backward]
+    assert [(body.n_uses, body.n_traces) for body in forward] == [(6, 6)]
+    assert forward[0].covers

@@ -42,7 +42,9 @@ def test_record_is_frozen_printable_and_a_snapshot():
     with pytest.raises(dataclasses.FrozenInstanceError):
         before.n_calls = 3
     text = str(block.stats())
-    assert text.startswith("snapshot: 2 calls under a trace, 1 trace, 1 reused, 1 signature\n")
+    assert text.startswith(
+        "snapshot: 2 calls while something was traced, 1 trace, 1 reused, 1 signature\n"
+    )
     assert "2 calls, 1 trace: (x: f32[2,3])" in text and "x: " in text
 
 
@@ -212,3 +214,21 @@ def test_variants_under_transformations_do_not_trace_the_body_again():
     jax.jit(jax.vmap(loss, (None, 0)))(ws, X[:, None])
     assert block.stats().n_traces == 2  # the rows have another shape
     assert reasons(block) == ("shape of argument x: (1, 3) against (2, 3)",)
+
+
+def test_signatures_that_differ_only_in_a_static_value_are_printed_as_one():
+    block = shared_subroutine(lambda x, i: x * i, static_argnames="i")
+    jax.jit(lambda x: [block(x, i=i) for i in range(20)])(X)
+    assert len(block.stats().signatures) == 20
+    text = str(block.stats())
+    assert text.count("x: f32[2,3]") == 2  # the first one needed no reason
+    assert "19 signatures that differ only in static values, each:" in text
+    assert "i=1 ... 19" in text
+    assert " more" not in text
+
+
+def test_functions_made_anew_are_told_as_one():
+    for _ in range(3):
+        block = shared_subroutine(lambda x: x + 1)
+        jax.jit(block)(X)
+    assert "; one function, decorated 3 times\n" in str(block.stats())

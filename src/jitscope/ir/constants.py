@@ -9,6 +9,7 @@ custom rules stay where they are.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from .. import _jax
@@ -45,7 +46,7 @@ class _Hoister:
         known = {id(value): var for value, var in zip(values, constvars, strict=True)}
         eqns = []
         for eqn in open_.eqns:
-            body = self.closed(eqn.params["jaxpr"]) if _can_lift(eqn) else None
+            body = self.closed(eqn.params["jaxpr"]) if can_lift(eqn) else None
             if body is None or not (body is not eqn.params["jaxpr"] or _jax.consts(body)):
                 eqns.append(eqn)
                 continue
@@ -56,7 +57,7 @@ class _Hoister:
                     constvars.append(known[id(value)])
                     values.append(value)
                 operands.append(known[id(value)])
-            eqns.append(_with_operands(eqn, self._without_constants(body), operands))
+            eqns.append(with_operands(eqn, self._without_constants(body), operands))
         if all(a is b for a, b in zip(eqns, open_.eqns, strict=True)):
             return jaxpr
         return _jax.closed_over(jaxpr, constvars, values, eqns=eqns)
@@ -73,7 +74,8 @@ class _Hoister:
         return self._done[key][1]
 
 
-def _can_lift(eqn: Any) -> bool:
+def can_lift(eqn: Any) -> bool:
+    """Whether a call is one of a nested jit that may be given operands more."""
     return (
         eqn.primitive is _jax.jit_p
         and not _jax.has_options(eqn)
@@ -81,6 +83,7 @@ def _can_lift(eqn: Any) -> bool:
     )
 
 
-def _with_operands(eqn: Any, body: _jax.AnyJaxpr, operands: list[Any]) -> Any:
+def with_operands(eqn: Any, body: _jax.AnyJaxpr, operands: Sequence[Any]) -> Any:
+    """A call with another body, which takes ``operands`` before those of the call."""
     params = _jax.with_leading_operands(eqn.params, body, len(operands))
     return eqn.replace(invars=[*operands, *eqn.invars], params=params)

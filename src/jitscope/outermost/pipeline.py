@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..ir.constants import hoisted
+from ..ir.literals import with_literals_lifted
 from ..ir.program import Program
 from ..outlining.outline import outline as with_repeats_outlined
 from ..reuse.evidence import Evidence, evidence_of
@@ -41,7 +42,7 @@ def structured(program: Program, policy: PolicyLike, *, outline: bool, staged: b
     Raises:
       TypeError: the policy returned something else than a plan.
     """
-    lifted = hoisted(program)
+    lifted = with_literals_lifted(hoisted(program))
     if outline:
         lifted = with_repeats_outlined(lifted)
     variants = find_variants(lifted)

@@ -340,7 +340,7 @@
         ...s.retraces.map((r) => make("li", {}, `${number(r.n_traces)} \u00d7 ${r.reason}`))))));
     return [make("h2", {}, "Shared subroutines"), make("div", {class: "scroll"},
       make("table", {}, make("thead", {}, make("tr", {}, ...[
-        "Subroutine", "Calls under a trace", "Traces", "Reused", "Traced in", "Compiled on its own",
+        "Subroutine", "Calls while tracing", "Traces", "Reused", "Traced in", "Compiled on its own",
         "Why it was traced again"]
         .map((label) => make("th", {}, label)))), make("tbody", {}, ...rows)))];
   }

@@ -59,7 +59,14 @@ class Evidence:
 
     @functools.cached_property
     def n_bodies_before(self) -> int:
-        return len({site.identity.digest for _, site in self._sites})
+        """Distinct nested functions of the program as traced: those found in it are none."""
+        return len(
+            {
+                site.identity.digest
+                for _, site in self._sites
+                if not is_outlined(site.eqn.params["name"])
+            }
+        )
 
     @functools.cached_property
     def _sites(self) -> list[tuple[str, Any]]:
@@ -94,15 +101,20 @@ class Evidence:
             Site(source, scope, n) for (source, scope), n in list(grouped.items())[:_MAX_SITES]
         )
 
-    def n_traces(self, digest: str) -> int:
-        """Traces that the calls of a body were made from; derivatives may add a few."""
+    def n_traces(self, digest: str, *, with_variants: bool = False) -> int:
+        """Traces that the calls of a body were made from; derivatives may add a few.
+
+        Args:
+          digest: of the body.
+          with_variants: counts those of bodies that this one stands in for, too.
+        """
         return (
             len(
                 {
                     id(eqn.params["jaxpr"])
                     for eqn in self.eqns_of_bodies.get(digest, ())
                     if not is_outlined(eqn.params["name"])
-                    and fingerprint(eqn.params["jaxpr"]).digest == digest
+                    and (with_variants or fingerprint(eqn.params["jaxpr"]).digest == digest)
                 }
             )
             or 1

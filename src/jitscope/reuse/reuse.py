@@ -139,7 +139,9 @@ def _with_evidence(
     digest = report.digest
     is_decorated, n_traces = evidence.is_decorated(digest), evidence.n_traces(digest)
     stats = subroutines.get(evidence.definition(digest)) if is_decorated else None
-    if is_decorated:  # a derivative is no trace of the user's code
+    if is_decorated:
+        # Variants that a gradient made are no traces of the user's code, whose number is known.
+        n_traces = evidence.n_traces(digest, with_variants=True)
         n_traces = min(n_traces, stats.n_traces) if stats else 1
     report = dataclasses.replace(
         report,

@@ -21,7 +21,7 @@ from .reasons import FIRST, Details, type_text, why_traced
 MAX_SIGNATURES = 512
 _COMPARED = 8  # earlier signatures that a new one is compared with
 _MAX_SHOWN = 12
-"""Different signatures that are printed."""
+"""Rows of signatures that are printed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,25 +92,34 @@ class SubroutineStats:
         reasons = [reason for s in self.signatures for reason in s.reasons]
         return tuple(reason for reason in reasons if reason != FIRST)
 
+    @property
+    def _groups(self) -> list[list[SignatureStats]]:
+        """Signatures that differ at most in static values, in order of first use."""
+        groups: dict[Any, list[SignatureStats]] = {}
+        for one in self.signatures:
+            kinds = tuple(reason.partition(":")[0] for reason in one.reasons)
+            key = (*one.avals.items(), *one.static, one.n_calls, one.n_traces, kinds)
+            groups.setdefault(key, []).append(one)
+        return list(groups.values())
+
     def __str__(self) -> str:
         head = (
-            f"{self.name}: {count(self.n_calls, 'call')} under a trace, "
+            f"{self.name}: {count(self.n_calls, 'call')} while something was traced, "
             f"{count(self.n_traces, 'trace')}, {self.n_reused:,} reused, "
             f"{count(len(self.signatures), 'signature')}"
         )
         if self.n_functions > 1:
-            head += f", {self.n_functions:,} functions with the same code"
+            head += f"; one function, decorated {self.n_functions:,} times"
         lines = [head, *traced_in(self.trace_s)]
         if self.own.n_compiled:
             lines.append(f"  {compiled_alone(self.own.n_compiled, self.own.seconds)}")
         if not self.n_calls and not self.n_traces:
             lines.append(f"  {not_called(self.was_asked_about)}")
         lines += [f"  {count(n, 'plain call')}: {why}" for why, n in self.plain_calls.items()]
-        alike = collections.Counter(map(str, self.signatures))
-        for text, n in list(alike.items())[:_MAX_SHOWN]:
-            lines.append(text if n == 1 else f"  {count(n, 'signature')} alike, each:\n{text}")
+        alike = [str(group[0]) if len(group) == 1 else _together(group) for group in self._groups]
+        lines += alike[:_MAX_SHOWN]
         if len(alike) > _MAX_SHOWN:
-            lines.append(f"  and {count(len(alike) - _MAX_SHOWN, 'signature')} more")
+            lines.append(f"  and {count(len(alike) - _MAX_SHOWN, 'row')} more")
         return "\n".join(lines)
 
 
@@ -119,6 +128,19 @@ def not_called(was_asked_about: bool) -> str:
     if was_asked_about:
         return "called to answer questions only, as by explain and audit"
     return "never called: is the undecorated function called instead?"
+
+
+def _together(group: list[SignatureStats]) -> str:
+    """Signatures of the same types as one, with the first and last of its static values."""
+    first, last = group[0], group[-1]
+    static = {
+        path: text if text == last.static[path] else f"{text} ... {last.static[path]}"
+        for path, text in first.static.items()
+    }
+    shown = str(dataclasses.replace(first, static=static))
+    if static == first.static:
+        return f"  {count(len(group), 'signature')} alike, each:\n{shown}"
+    return f"  {count(len(group), 'signature')} that differ only in static values, each:\n{shown}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -91,9 +91,9 @@ def shared_subroutine(
       name: shown in reports and profiles; the function's own by default.
       static_argnums: positions of arguments that are static as a whole.
       static_argnames: names of arguments that are static as a whole.
-      structure: ``"inline"``, ``"nested"``, ``"shared"``, ``"rolled"`` or ``"staged"``, or a
-        `Structure`, to decide in place of the policy. Staged takes `outermost_jit` with
-        ``staged=True``, and is nested elsewhere.
+      structure: ``"inline"``, ``"nested"``, ``"shared"``, ``"rolled"`` (a loop where its calls
+        form a chain) or ``"staged"`` (under ``outermost_jit(staged=True)``), or a `Structure`, to
+        decide in place of the policy.
       **unsupported: options of ``jax.jit`` belong on the outermost function.
 
     Returns:
