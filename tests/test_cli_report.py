@@ -211,8 +211,9 @@ def test_run_writes_a_record_that_report_and_diff_read(tmp_path):
 def test_run_writes_its_report_in_the_format_of_the_file(tmp_path, suffix, start):
     (tmp_path / "script.py").write_text("import jax; jax.jit(lambda x: x + 1)(1.0)")
     done = jitscope_process(tmp_path, "run", "--report", f"out{suffix}", "script.py")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (tmp_path / f"out{suffix}").read_text().startswith(start)
+    path = tmp_path / f"out{suffix}"
+    assert (done.returncode, done.stderr) == (0, f"jitscope: the report is in {path}\n")
+    assert path.read_text().startswith(start)
 
 
 def test_run_without_jax_writes_an_empty_record(tmp_path):

@@ -6,6 +6,7 @@ and under `python -m jitscope run`. Most do without JAX and take a blink.
 
 from __future__ import annotations
 
+import functools
 import os
 import py_compile
 import re
@@ -319,6 +320,8 @@ def test_signal_from_outside_ends_the_script(tmp_path):
             env=python_environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            # A test run in the background of a shell ignores it, and so would its children.
+            preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
