@@ -6,7 +6,6 @@ and under `python -m jitscope run`. Most do without JAX and take a blink.
 
 from __future__ import annotations
 
-import functools
 import os
 import py_compile
 import re
@@ -310,18 +309,23 @@ def test_traceback_through_a_jitted_function_is_the_scripts_own(tmp_path):
     assert (under.returncode, own) == (plain.returncode, plain.stderr)
 
 
+# A test run in the background of a shell ignores interrupts, and so would its children.
+INTERRUPTIBLE = (
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+)
+
+
 def test_signal_from_outside_ends_the_script(tmp_path):
     write(tmp_path, {"script.py": "import time; print('up', flush=True); time.sleep(60)"})
     for number in (signal.SIGTERM, signal.SIGINT):
         process = subprocess.Popen(
-            [sys.executable, "-m", "jitscope", "run", "script.py"],
+            [sys.executable, "-c", INTERRUPTIBLE, "-m", "jitscope", "run", "script.py"],
             cwd=tmp_path,
             text=True,
             env=python_environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            # A test run in the background of a shell ignores it, and so would its children.
-            preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
