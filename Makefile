@@ -10,7 +10,7 @@
 
 PYTHON ?= python3
 export PYTHON
-PYTEST_ARGS ?= -n auto
+PYTEST_ARGS ?= -n auto --dist worksteal
 MARK ?= not slow
 DEMO_ARGS ?=
 # JAX version:Python version. JAX 0.10.2 is the last for Python 3.11, and the oldest supported.

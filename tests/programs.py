@@ -178,7 +178,7 @@ class LstmState(NamedTuple):
     cell: jax.Array
 
 
-@program(uses={"lstm_cell": 6}, core=True)
+@program(uses={"lstm_cell": 6})
 def lstm(shared):
     @shared
     def lstm_cell(params, state, x):

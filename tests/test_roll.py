@@ -485,6 +485,7 @@ def test_report_says_what_was_rolled():
     assert f"{N_LAYERS} calls are a loop, stacking copies" in str(function.reuse().plan)
 
 
+@pytest.mark.slow
 def test_processes_lower_to_the_same_module_with_loops():
     first, second = (run_python([__file__], {"PYTHONHASHSEED": seed}) for seed in "12")
     assert first == second
