@@ -101,11 +101,11 @@ ALL = PROGRAMS.values()
 @pytest.mark.parametrize(
     ("build", "program"),
     [
-        *(pytest.param(build_plain, p, id=f"plain-{p}") for p in ALL),
         *(
-            pytest.param(build_annotated, *case.values, marks=case.marks, id=f"annotated-{case.id}")
+            pytest.param(build_plain, *case.values, marks=case.marks, id=f"plain-{case.id}")
             for case in cases(ALL)
         ),
+        *(pytest.param(build_annotated, p, id=f"annotated-{p}") for p in ALL if p.core),
     ],
 )
 def test_rolled_catalogue_equals_plain_jit(build, program):
@@ -127,9 +127,18 @@ def scalar(result):
     return sum(jnp.sum(leaf * leaf) for leaf in leaves)
 
 
-@pytest.mark.parametrize("build", [build_plain, build_annotated])
+DIFFERENTIABLE = [p for p in ALL if "grad" in p.transforms and not p.donate]
+
+
 @pytest.mark.parametrize(
-    "program", cases(p for p in ALL if "grad" in p.transforms and not p.donate)
+    ("build", "program"),
+    [
+        *(
+            pytest.param(build_plain, *case.values, marks=case.marks, id=f"plain-{case.id}")
+            for case in cases(DIFFERENTIABLE)
+        ),
+        *(pytest.param(build_annotated, p, id=f"annotated-{p}") for p in DIFFERENTIABLE if p.core),
+    ],
 )
 def test_rolled_gradients_of_the_catalogue_equal_plain_jit(program, build):
     with jax.enable_x64(program.x64):

@@ -106,10 +106,7 @@ ALL = PROGRAMS.values()
             pytest.param(build_plain, *case.values, marks=case.marks, id=f"plain-{case.id}")
             for case in cases(ALL)
         ),
-        *(
-            pytest.param(build_annotated, *case.values, marks=case.marks, id=f"annotated-{case.id}")
-            for case in cases(ALL)
-        ),
+        *(pytest.param(build_annotated, p, id=f"annotated-{p}") for p in ALL if p.core),
     ],
 )
 def test_staged_catalogue_equals_plain_jit(build, program):
