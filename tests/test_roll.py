@@ -374,6 +374,7 @@ def test_body_with_effects_is_not_rolled():
     assert_same(function(*args), jax.jit(net)(*args))
 
 
+@pytest.mark.slow
 def test_values_of_odd_types_are_right_in_loops():
     @jitscope.shared_subroutine
     def noisy(key, width, x):

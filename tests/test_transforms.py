@@ -157,7 +157,7 @@ KEEPS_CALLS = {"value", "scan", "while_loop", "cond"}
 
 # What runs by default for every program; the rest does for the programs marked `core`, and for the
 # others where slow tests are asked for.
-QUICK = {"value", "grad"}
+QUICK = {"grad"}
 
 
 @functools.cache

@@ -50,6 +50,7 @@ def test_what_xla_compiles_hardly_grows_with_the_number_of_layers():
     assert growth / 12 < 0.1 * n_compiled[12].n_equations / 12
 
 
+@pytest.mark.slow
 def test_steps_of_an_unrolled_loop_with_random_draws_are_one_body():  # jax#2777
     @shared_subroutine
     def step(key, x):
@@ -71,6 +72,7 @@ def test_steps_of_an_unrolled_loop_with_random_draws_are_one_body():  # jax#2777
     assert program.n_compiled < 0.1 * program.n_equations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("annotated", [False, True])
 def test_item_of_a_long_python_loop_is_one_body_with_its_count(annotated):
     # jax#200: thousands of graphs in one loop; jax#1399: a Python sum of many terms.
@@ -139,6 +141,7 @@ def test_stages_of_a_runge_kutta_solver_are_one_body(annotated):
     assert_same(structured(X), jax.jit(solve)(X))
 
 
+@pytest.mark.slow
 def test_loss_that_contains_a_solver_is_traced_once_in_a_line_search():  # jax#3847
     def simulate(y, k):
         def step(y, _):

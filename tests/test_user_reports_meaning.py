@@ -246,6 +246,7 @@ def test_residuals_of_a_shared_layer_do_not_grow_with_the_number_of_layers():  #
     assert sizes[4] == sizes[8]
 
 
+@pytest.mark.slow
 def test_custom_derivative_on_methods_leaks_no_tracer():  # jax#2884
     class Energy:
         def __init__(self, w):

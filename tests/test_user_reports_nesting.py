@@ -121,6 +121,7 @@ def test_layers_that_only_look_alike_are_not_merged():
 # --- instead of a scan, and within one ----------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_subroutine_is_one_body_in_scan_while_and_cond():
     # flax#1771, flax#4819: layers under nn.scan do not go with per-layer keys and decoding.
     @shared_subroutine
@@ -147,6 +148,7 @@ def test_subroutine_is_one_body_in_scan_while_and_cond():
     assert body_uses(structured)["layer"] == (8,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("marked", [False, True])
 def test_chain_of_equal_modules_becomes_a_loop_that_leaves_the_parameters_alone(marked):
     # pyPMM#5: detects chains of identical modules and scans them; flax#2618: stacked parameters
@@ -169,6 +171,7 @@ def test_chain_of_equal_modules_becomes_a_loop_that_leaves_the_parameters_alone(
     assert_same(step(*few), plain(*few))
 
 
+@pytest.mark.slow
 def test_each_layer_gets_its_own_dropout_mask_from_its_key():  # flax#3171
     @shared_subroutine
     def layer(w, key, x):
