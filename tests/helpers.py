@@ -11,12 +11,14 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 from programs import Program, plain
 
 import jitscope
@@ -87,6 +89,35 @@ def build_annotated(program: Program) -> tuple[Callable[..., Any], tuple[Any, ..
 
 
 # --- structure ------------------------------------------------------------------------------------
+
+
+EAGER_LIMITS = {
+    "min_uses": 2,
+    "min_equations": 1,
+    "min_equations_per_product": 1,
+    "min_equations_per_value": 1,
+    "min_saved_light": 1,
+    "min_saved": 1,
+    "min_saved_gradient": 1,
+}
+"""Limits of a `Policy` with which whatever repeats is worth it."""
+
+
+def cases(programs: Iterable[Program]) -> list[Any]:
+    """Programs that stand for others, and the rest marked slow."""
+    return [
+        pytest.param(p, marks=[] if p.core else [pytest.mark.slow], id=str(p)) for p in programs
+    ]
+
+
+def scalar(result: Any) -> Any:
+    """The sum of the squares of all real numbers of a result, to differentiate."""
+    leaves = [
+        leaf
+        for leaf in map(jnp.asarray, jax.tree.leaves(result))
+        if jnp.issubdtype(leaf.dtype, jnp.floating)
+    ]
+    return sum(jnp.sum(leaf * leaf) for leaf in leaves)
 
 
 def share_all_policy() -> Callable[[jitscope.Census], jitscope.Plan]:

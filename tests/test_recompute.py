@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_same
+from helpers import EAGER_LIMITS, assert_same
 from jax import lax
 
 import jitscope
@@ -16,15 +16,7 @@ from jitscope.staged.recompute import with_recomputation
 from jitscope.staged.schedule import live_bytes
 from jitscope.staged.stages import _can_cross
 
-EAGER = jitscope.Policy(
-    min_uses=2,
-    min_equations=1,
-    min_equations_per_product=1,
-    min_equations_per_value=1,
-    min_saved_light=1,
-    min_saved=1,
-    min_saved_gradient=1,
-)
+EAGER = jitscope.Policy(**EAGER_LIMITS)
 N_LAYERS, BATCH, WIDTH = 5, 64, 128
 
 

@@ -4,22 +4,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_same, build_annotated, build_plain, fresh, run_python
+from helpers import (
+    EAGER_LIMITS,
+    assert_same,
+    build_annotated,
+    build_plain,
+    cases,
+    fresh,
+    run_python,
+    scalar,
+)
 from jax import lax
 from programs import PROGRAMS
 
 import jitscope
 
-EAGER = {
-    "min_uses": 2,
-    "min_equations": 1,
-    "min_equations_per_product": 1,
-    "min_equations_per_value": 1,
-    "min_saved_light": 1,
-    "min_saved": 1,
-    "min_saved_gradient": 1,
-    "min_saved_per_copy": 1,
-}
+EAGER = EAGER_LIMITS | {"min_saved_per_copy": 1}
 N_LAYERS, WIDTH = 6, 8
 
 
@@ -88,13 +88,6 @@ def reasons(function):
 # --- values ---------------------------------------------------------------------------------------
 
 
-def cases(programs):
-    """Programs that stand for others, and the rest marked slow."""
-    return [
-        pytest.param(p, marks=[] if p.core else [pytest.mark.slow], id=str(p)) for p in programs
-    ]
-
-
 ALL = PROGRAMS.values()
 
 
@@ -116,15 +109,6 @@ def test_rolled_catalogue_equals_plain_jit(build, program):
         function = rolled(fun, **donate)
         for _ in range(2):
             assert_same(function(*fresh(args)), expected)
-
-
-def scalar(result):
-    leaves = [
-        leaf
-        for leaf in map(jnp.asarray, jax.tree.leaves(result))
-        if jnp.issubdtype(leaf.dtype, jnp.floating)
-    ]
-    return sum(jnp.sum(leaf * leaf) for leaf in leaves)
 
 
 DIFFERENTIABLE = [p for p in ALL if "grad" in p.transforms and not p.donate]

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_same, build_annotated, build_plain, fresh
+from helpers import EAGER_LIMITS, assert_same, build_annotated, build_plain, cases, fresh, scalar
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec as P, SingleDeviceSharding
 from programs import PROGRAMS
@@ -23,15 +23,7 @@ from jitscope.staged.stages import cut_into_stages, obstacle
 from jitscope.structuring.policy import Structure
 from jitscope.testing import assert_structure
 
-EAGER = jitscope.Policy(
-    min_uses=2,
-    min_equations=1,
-    min_equations_per_product=1,
-    min_equations_per_value=1,
-    min_saved_light=1,
-    min_saved=1,
-    min_saved_gradient=1,
-)
+EAGER = jitscope.Policy(**EAGER_LIMITS)
 N_LAYERS, WIDTH = 6, 8
 
 
@@ -89,13 +81,6 @@ def assert_alike(actual, expected):
 # --- values ---------------------------------------------------------------------------------------
 
 
-def cases(programs):
-    """Programs that stand for others, and the rest marked slow."""
-    return [
-        pytest.param(p, marks=[] if p.core else [pytest.mark.slow], id=str(p)) for p in programs
-    ]
-
-
 ALL = PROGRAMS.values()
 
 
@@ -117,15 +102,6 @@ def test_staged_catalogue_equals_plain_jit(build, program):
         function = staged(fun, **donate)
         for _ in range(2):
             assert_same(function(*fresh(args)), expected)
-
-
-def scalar(result):
-    leaves = [
-        leaf
-        for leaf in map(jnp.asarray, jax.tree.leaves(result))
-        if jnp.issubdtype(leaf.dtype, jnp.floating)
-    ]
-    return sum(jnp.sum(leaf * leaf) for leaf in leaves)
 
 
 @pytest.mark.parametrize(

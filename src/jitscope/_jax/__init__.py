@@ -30,12 +30,14 @@ from .jaxprs import (
     is_jaxpr as is_jaxpr,
     is_movable as is_movable,
     literal_value as literal_value,
+    n_bytes as n_bytes,
     new_equation as new_equation,
     new_jaxpr as new_jaxpr,
     opened as opened,
     rebuilt as rebuilt,
     sub_jaxprs as sub_jaxprs,
     trip_count as trip_count,
+    variables as variables,
 )
 from .lowering import (
     Target as Target,

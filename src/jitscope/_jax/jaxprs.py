@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from jax.extend.core import (
     ClosedJaxpr,  # pyright: ignore[reportPrivateImportUsage]
     Jaxpr,
     JaxprEqn,
+    Literal,
     Primitive,
     Var,
     primitives,
@@ -81,6 +82,19 @@ def is_movable(eqn: JaxprEqn) -> bool:
     return not (eqn.ctx.compute_type or eqn.ctx.xla_metadata) and all(
         isinstance(atom.aval, _core.ShapedArray) for atom in (*eqn.invars, *eqn.outvars)
     )
+
+
+def variables(atoms: Iterable[Any]) -> Iterator[Var]:
+    """Those of the atoms that are no literals."""
+    return (atom for atom in atoms if not isinstance(atom, Literal))
+
+
+def n_bytes(aval: Any) -> int:
+    """Size of a value of a type; none where it has no elements or their number is symbolic."""
+    size, dtype = getattr(aval, "size", 0), getattr(aval, "dtype", None)
+    if dtype is None or not isinstance(size, int):
+        return 0
+    return size * getattr(dtype, "itemsize", 8)
 
 
 def literal_value(literal: Any) -> Any:

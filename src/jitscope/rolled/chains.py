@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .. import _jax
@@ -47,7 +47,7 @@ class Chain:
     def invars(self) -> list[Any]:
         """What the calls take from outside, with repetitions."""
         own = set(self.outvars)
-        return [a for call in self.calls for a in variables(call.invars) if a not in own]
+        return [a for call in self.calls for a in _jax.variables(call.invars) if a not in own]
 
     @functools.cached_property
     def outvars(self) -> list[Any]:
@@ -66,11 +66,6 @@ class Chain:
 
 Line = list[Any]
 """Equations and chains in an order in which they can run."""
-
-
-def variables(atoms: Iterable[Any]) -> Iterator[Any]:
-    """Those of the atoms that are no literals."""
-    return (atom for atom in atoms if not isinstance(atom, _jax.Literal))
 
 
 def find_chains(eqns: Sequence[Any], fewest: Mapping[str, int]) -> tuple[Line, dict[str, str]]:
@@ -128,7 +123,7 @@ def _paths(line: Line, unit: str) -> list[list[Any]]:
             continue
         if call.params["unit"] != unit:
             continue
-        before = [maker[atom] for atom in variables(call.invars) if atom in maker]
+        before = [maker[atom] for atom in _jax.variables(call.invars) if atom in maker]
         path = next(
             (path_of[id(b)] for b in reversed(before) if path_of[id(b)][-1] is b),
             None,
@@ -180,7 +175,7 @@ def dependencies(line: Line, calls: Sequence[Any]) -> dict[Any, int]:
         own = (_EFFECTS,) if item.effects else ()
         i = place.get(id(item))
         if i is None:
-            i = max([latest.get(a, -1) for a in (*own, *variables(item.invars))], default=-1)
+            i = max([latest.get(a, -1) for a in (*own, *_jax.variables(item.invars))], default=-1)
         if i >= 0:
             latest.update(dict.fromkeys((*own, *item.outvars), i))
     return latest
@@ -258,7 +253,7 @@ def contracted(line: Line, parts: Sequence[Any], whole: Any) -> Line:
         if id(item) in members:
             continue
         own = (_EFFECTS,) if item.effects else ()
-        if dependent.isdisjoint((*own, *variables(item.invars))):
+        if dependent.isdisjoint((*own, *_jax.variables(item.invars))):
             before.append(item)
         else:
             after.append(item)

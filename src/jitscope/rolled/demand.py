@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from .chains import Chain, Line, variables
+from .. import _jax
+from .chains import Chain, Line
 from .recipe import Recipe, find_recipe
 from .stacks import Constant, Loop, Rows, Stack, Stacks
 
@@ -54,7 +55,7 @@ class Demand:
         stacks = Stacks()
         self.line = [stacks.loop(item) if isinstance(item, Chain) else item for item in line]
         self._costs: dict[int, Cost] = {}
-        self._values = set(variables(outvars))
+        self._values = set(_jax.variables(outvars))
         self._stacks: set[Stack] = set()
         self._stored: set[Stack] = set()  # of the stacks, those that are read in other ways
         self.recipes: dict[Stack, Recipe] = {}
@@ -77,7 +78,7 @@ class Demand:
             return self._visit_loop(item)
         if not item.effects and self._values.isdisjoint(item.outvars):
             return False
-        self._values.update(variables(item.invars))
+        self._values.update(_jax.variables(item.invars))
         return True
 
     def _visit_loop(self, loop: Loop) -> bool:
@@ -103,7 +104,7 @@ class Demand:
         return is_run or bool(cost.built)
 
     def _need(self, atom: Any) -> None:
-        self._values.update(variables([atom]))
+        self._values.update(_jax.variables([atom]))
 
     def _need_stored(self, piece: Any) -> None:
         if isinstance(piece, Rows):

@@ -15,7 +15,7 @@ from typing import Any
 from .. import _jax
 from ..ir.fingerprint import equation_token, fingerprint
 from ..structuring.shared_call import shared_call_p, shared_call_params
-from .chains import Chain, Line, contracted, dependencies, variables
+from .chains import Chain, Line, contracted, dependencies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,14 +74,14 @@ def _glue(line: Line, calls: Sequence[Any]) -> list[list[Any]]:
     glue: list[list[Any]] = []
     for i, following in enumerate(calls[1:]):
         found: dict[int, Any] = {}
-        waiting = list(variables(following.invars))
+        waiting = list(_jax.variables(following.invars))
         while waiting:
             item = maker.get(waiting.pop())
             if item is None or id(item) in members or id(item) in found:
                 continue
             if max((latest.get(var, -1) for var in item.outvars), default=-1) == i:
                 found[id(item)] = item
-                waiting += variables(item.invars)
+                waiting += _jax.variables(item.invars)
         glue.append([item for item in line if id(item) in found])
     is_plain = all(
         not isinstance(item, Chain) and not item.effects and _jax.is_movable(item)
@@ -121,7 +121,7 @@ def _like(glue: Sequence[Any], call: Any, last: Any, line: Line) -> list[Any]:
         counterpart.update(zip(eqn.outvars, match.outvars, strict=True))
     own = {var for item in (last, *found) for var in item.outvars}
     dependent = dependencies(line, [last]).keys() - own
-    return [] if any(not dependent.isdisjoint(variables(e.invars)) for e in found) else found
+    return [] if any(not dependent.isdisjoint(_jax.variables(e.invars)) for e in found) else found
 
 
 class _Larger:

@@ -13,11 +13,9 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-
 from .. import _jax
 from ..ir.fingerprint import literal_text
-from .chains import Chain, variables
+from .chains import Chain
 
 
 @dataclasses.dataclass(eq=False)
@@ -39,7 +37,7 @@ class Stack:
 
     @property
     def n_bytes(self) -> int:
-        return len(self) * n_bytes(self.aval)
+        return len(self) * _jax.n_bytes(self.aval)
 
 
 class Rows(NamedTuple):
@@ -105,11 +103,6 @@ class Loop:
         return (rows.reversed() if self.backwards else rows).is_all
 
 
-def n_bytes(aval: Any) -> int:
-    """Size of a value of a type."""
-    return int(np.prod(aval.shape, dtype=np.int64)) * getattr(aval.dtype, "itemsize", 8)
-
-
 class Stacks:
     """The stacks of a line so far."""
 
@@ -162,7 +155,7 @@ class Stacks:
         for position, atom in enumerate(body.outvars):
             loop.results[position] = new(chain.results(position), atom.aval)
         for position in chain.links:
-            rows = [list(variables([atom])) for atom in chain.operands(position)]
+            rows = [list(_jax.variables([atom])) for atom in chain.operands(position)]
             loop.carried[position] = new(rows, body.invars[position].aval)
 
     def _enter(self, stack: Stack) -> None:
@@ -210,7 +203,7 @@ def _rows_of(piece: Piece) -> Iterable[list[Any]]:
         for i in range(piece.length):
             yield piece.stack.rows[piece.first + i * piece.step]
     else:
-        yield list(variables([piece]))
+        yield list(_jax.variables([piece]))
 
 
 def _same_rows(a: Stack, b: Stack) -> bool:
@@ -227,5 +220,5 @@ def _is_backwards(columns: Sequence[Source | list[Piece]], avals: Sequence[Any])
     for column, aval in zip(columns, avals, strict=True):
         for piece in column if isinstance(column, list) else ():
             if isinstance(piece, Rows):
-                total -= piece.step * piece.length * n_bytes(aval)
+                total -= piece.step * piece.length * _jax.n_bytes(aval)
     return total > 0

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .. import _jax
-from .schedule import Step, variables
+from .schedule import Step
 
 
 @dataclasses.dataclass
@@ -194,8 +194,8 @@ class Draft:
             found |= len(kept) < len(code.outvars)
             _keep(kept, code.outvars, *(run.results for run in runs))
             code.eqns = _needed(code)
-            used = {*variables(code.outvars)}
-            used.update(a for eqn in code.eqns for a in variables(eqn.invars))
+            used = {*_jax.variables(code.outvars)}
+            used.update(a for eqn in code.eqns for a in _jax.variables(eqn.invars))
             kept = [at for at, var in enumerate(code.invars) if var in used]
             found |= len(kept) < len(code.invars)
             _keep(kept, code.invars, *(run.operands for run in runs))
@@ -209,9 +209,9 @@ def _keep(positions: Sequence[int], *lists: list[Any]) -> None:
 
 def _needed(code: Code) -> list[Any]:
     """The equations whose results or effects somebody waits for."""
-    needed, found = set(variables(code.outvars)), []
+    needed, found = set(_jax.variables(code.outvars)), []
     for eqn in reversed(code.eqns):
         if eqn.effects or not needed.isdisjoint(eqn.outvars):
             found.append(eqn)
-            needed.update(variables(eqn.invars))
+            needed.update(_jax.variables(eqn.invars))
     return found[::-1]

@@ -23,7 +23,7 @@ from ..ir.fingerprint import equation_token, literal_text
 from ..structuring.shared_call import shared_call_p
 from .draft import Draft, Origin, Rewritten
 from .lightest_cut import lightest_cut
-from .schedule import Step, n_bytes, variables
+from .schedule import Step
 
 _WRITING_BYTES = 1 << 12
 """What a result of a stage costs beside its memory: 1 us of the host, and mostly a kernel."""
@@ -155,7 +155,7 @@ class _Group:
         )
 
     def _targets(self) -> list[Any]:
-        return list(dict.fromkeys(variables(list(self._wanted.values()))))
+        return list(dict.fromkeys(_jax.variables(list(self._wanted.values()))))
 
     # --- the same equations everywhere ------------------------------------------------------------
 
@@ -269,20 +269,20 @@ class _Group:
                 return float("inf")
             written = 0 if var in self._maker.invars else _WRITING_BYTES
             alive = all(map(is_alive, column, self._numbers))
-            return written + (0 if alive else n_bytes(var.aval))
+            return written + (0 if alive else _jax.n_bytes(var.aval))
 
         return weight
 
     def _lightest(self, weight: Callable[[Any], float]) -> set[Any] | None:
         """The variables from which the operands are made again; None if there is no way."""
         targets = self._targets()
-        used = [a for eqn in self._inner for a in variables(eqn.invars)]
+        used = [a for eqn in self._inner for a in _jax.variables(eqn.invars)]
         nodes = list(dict.fromkeys([*targets, *used]))
         number = {var: i for i, var in enumerate(nodes)}
         made: dict[int, list[int]] = {}
         for eqn in self._inner:
             outvars = [number[var] for var in eqn.outvars if var in number]
-            for var in variables(eqn.invars):
+            for var in _jax.variables(eqn.invars):
                 made.setdefault(number[var], []).extend(outvars)
         inner = {var for eqn in self._inner for var in eqn.outvars}
         cut = lightest_cut(
@@ -322,7 +322,7 @@ def _behind(
     for eqn in reversed(eqns):
         if not needed.isdisjoint(eqn.outvars) and allowed(eqn):
             found.append(eqn)
-            needed.update(a for a in variables(eqn.invars) if a not in passed)
+            needed.update(a for a in _jax.variables(eqn.invars) if a not in passed)
     return found[::-1]
 
 

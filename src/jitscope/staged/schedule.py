@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import collections
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from .. import _jax
@@ -69,7 +69,7 @@ def _earliest(eqns: Sequence[Any], is_call: Sequence[bool]) -> list[int]:
     n_before, earliest = 0, []
     for eqn, call in zip(eqns, is_call, strict=True):
         pinned = n_before if call or eqn.effects else 0
-        place = max([pinned, *(after.get(a, 0) for a in variables(eqn.invars))])
+        place = max([pinned, *(after.get(a, 0) for a in _jax.variables(eqn.invars))])
         earliest.append(place)
         n_before += call
         after.update(dict.fromkeys(eqn.outvars, n_before if call else place))
@@ -89,20 +89,15 @@ def _latest(eqns: Sequence[Any], is_call: Sequence[bool], earliest: Sequence[int
         else:
             place = min([n_calls, *(before[v] for v in eqn.outvars if v in before)])
         latest.append(place)
-        for a in variables(eqn.invars):
+        for a in _jax.variables(eqn.invars):
             before[a] = min(before.get(a, place), place)
     return latest[::-1]
 
 
 def _growth(eqn: Any) -> int:
     """Bytes that an equation writes less those that it reads."""
-    read = sum(n_bytes(a.aval) for a in set(variables(eqn.invars)))
-    return sum(n_bytes(var.aval) for var in eqn.outvars) - read
-
-
-def variables(atoms: Sequence[Any]) -> Iterator[Any]:
-    """Those of the atoms that are no literals."""
-    return (atom for atom in atoms if not isinstance(atom, _jax.Literal))
+    read = sum(_jax.n_bytes(a.aval) for a in set(_jax.variables(eqn.invars)))
+    return sum(_jax.n_bytes(var.aval) for var in eqn.outvars) - read
 
 
 # --- lifetimes and donation --------------------------------------------------------------------
@@ -130,9 +125,9 @@ def live_bytes(steps: Sequence[Step], avals: Sequence[Any], n_given: int) -> lis
     """
     alive, sizes = 0, []
     for step in steps:
-        alive += sum(n_bytes(avals[slot]) for slot in range(*step.results))
+        alive += sum(_jax.n_bytes(avals[slot]) for slot in range(*step.results))
         sizes.append(alive)
-        alive -= sum(n_bytes(avals[slot]) for slot in step.dropped if slot >= n_given)
+        alive -= sum(_jax.n_bytes(avals[slot]) for slot in step.dropped if slot >= n_given)
     return sizes
 
 
@@ -186,9 +181,4 @@ def _same_type(a: Any, b: Any) -> bool:
 
 
 def _same_size(a: Any, b: Any) -> bool:
-    return n_bytes(a) == n_bytes(b)
-
-
-def n_bytes(aval: Any) -> int:
-    """Size of a value of a type."""
-    return aval.size * getattr(aval.dtype, "itemsize", 8)
+    return _jax.n_bytes(a) == _jax.n_bytes(b)

@@ -29,7 +29,7 @@ from ..structuring.policy import Decision, Plan, Structure
 from ..structuring.shared_call import shared_call_p
 from ..structuring.variants import Variants
 from .recompute import with_recomputation
-from .schedule import Step, pairs, stretches_of, variables, with_donation, with_lifetimes
+from .schedule import Step, pairs, stretches_of, with_donation, with_lifetimes
 
 _MIN_STEPS = 2  # fewer runs of a body than this save nothing
 
@@ -275,12 +275,14 @@ class _Cutter:
 
     def _read_outside(self, stretches: Sequence[Sequence[Any]], calls: Sequence[Any]) -> set[Any]:
         """Variables that a stretch must give back: read by another step, or results."""
-        outside = set(variables(self._open.outvars))
+        outside = set(_jax.variables(self._open.outvars))
         for call in calls:
-            outside.update(variables(call.invars))
+            outside.update(_jax.variables(call.invars))
         for stretch in stretches:
             inside = {var for eqn in stretch for var in eqn.outvars}
-            outside.update(a for eqn in stretch for a in variables(eqn.invars) if a not in inside)
+            outside.update(
+                a for eqn in stretch for a in _jax.variables(eqn.invars) if a not in inside
+            )
         return outside
 
     def _add_call(self, eqn: Any) -> None:
@@ -294,7 +296,9 @@ class _Cutter:
 
     def _add_stretch(self, eqns: Sequence[Any], outside: set[Any], passed: Sequence[Any]) -> None:
         inside = {var for eqn in eqns for var in eqn.outvars}
-        read = [a for eqn in eqns for a in variables(eqn.invars)] + list(variables(passed))
+        read = [a for eqn in eqns for a in _jax.variables(eqn.invars)] + list(
+            _jax.variables(passed)
+        )
         invars = list(dict.fromkeys(a for a in read if a not in inside))
         written = [var for eqn in eqns for var in eqn.outvars if var in outside]
         outvars = [*written, *passed]

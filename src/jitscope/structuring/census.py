@@ -16,8 +16,6 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
-
 from .. import _jax
 from ..ir.fingerprint import Fingerprint, fingerprint
 from ..ir.program import Program, count_equations
@@ -226,8 +224,8 @@ class _Counter:
             source=_jax.source_line(site.eqn),
             n_equations=count_equations(site.jaxpr, self._equation_memo),
             n_heavy=count_heavy(site.jaxpr, self._heavy_memo),
-            operand_bytes=_n_bytes(v.aval for v in (*open_.constvars, *open_.invars)),
-            result_bytes=_n_bytes(v.aval for v in open_.outvars),
+            operand_bytes=sum(_jax.n_bytes(v.aval) for v in (*open_.constvars, *open_.invars)),
+            result_bytes=sum(_jax.n_bytes(v.aval) for v in open_.outvars),
             forced=structure_of(name),
             obstacle=_obstacle(site),
             outlined=is_outlined(name),
@@ -259,13 +257,3 @@ def count_heavy(jaxpr: _jax.AnyJaxpr, memo: dict[int, int]) -> int:
             for eqn in _jax.equations(jaxpr)
         )
     return found
-
-
-def _n_bytes(avals: Any) -> int:
-    total = 0
-    for aval in avals:
-        dtype = getattr(aval, "dtype", None)
-        shape = getattr(aval, "shape", ())
-        if dtype is not None and all(isinstance(n, int) for n in shape):
-            total += int(np.prod(shape, dtype=np.int64)) * getattr(dtype, "itemsize", 8)
-    return total
