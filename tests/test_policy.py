@@ -118,7 +118,8 @@ def test_structure_asked_for_by_the_user_wins_over_thresholds(wanted):
 
 def test_body_that_outlining_made_and_that_is_worth_no_call_is_put_back():
     assert structure(body(outlined=True, n_uses=3, n_equations=20)) == [Structure.INLINE]
-    assert structure(body(outlined=True, n_uses=3)) == [Structure.NESTED]
+    assert structure(body(outlined=True, n_uses=3)) == [Structure.INLINE]
+    assert structure(body(outlined=True, n_uses=16, n_heavy=0, n_chained=0)) == [Structure.NESTED]
     assert structure(body(outlined=True)) == [Structure.SHARED]
 
 

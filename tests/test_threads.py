@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -144,3 +145,23 @@ def test_disabling_in_one_thread_leaves_the_others_alone(block):
     for result in together([disabled, enabled]):
         assert_same(result, jax.jit(chain(plain_block, 5))(*ARGS))
     assert n_python_calls == {"disabled": 5, "enabled": 1}
+
+
+def test_garbage_collector_is_as_it_was_after_programs_were_structured(block):
+    assert gc.isenabled()
+    seen = []
+    policy = share_all_policy()
+
+    def watching(census):
+        seen.append(gc.isenabled())
+        return policy(census)
+
+    together([lambda: jitscope.outermost_jit(chain(block, 4), policy=watching)(*ARGS)] * N_THREADS)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        jitscope.outermost_jit(chain(block, 5), policy=watching)(*ARGS)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    assert seen == [False] * (N_THREADS + 1)

@@ -19,6 +19,8 @@ from jax.extend.core import (
     primitives,
 )
 
+from .primitives import LEAVES
+
 AnyJaxpr = Any
 """A ``Jaxpr`` or ``ClosedJaxpr``: before JAX 0.11 the two are unrelated types."""
 
@@ -41,12 +43,16 @@ def consts(jaxpr: AnyJaxpr) -> Sequence[Any]:
     return getattr(jaxpr, "consts", ())
 
 
-def sub_jaxprs(eqn: JaxprEqn) -> Iterator[AnyJaxpr]:
+def sub_jaxprs(eqn: JaxprEqn) -> Sequence[AnyJaxpr]:
     """Every jaxpr in the parameters of an equation, known primitive or not."""
-    for value in eqn.params.values():
-        for item in value if isinstance(value, (tuple, list)) else (value,):
-            if is_jaxpr(item):
-                yield item
+    if eqn.primitive in LEAVES:
+        return ()
+    return [
+        item
+        for value in eqn.params.values()
+        for item in (value if isinstance(value, (tuple, list)) else (value,))
+        if is_jaxpr(item)
+    ]
 
 
 def trip_count(eqn: JaxprEqn) -> int:

@@ -91,6 +91,14 @@ FUSED: frozenset[Primitive] = _named(
 )
 """Element by element, or nothing but other indices: compilers fuse them into what reads them."""
 
+REDUCTIONS: frozenset[Primitive] = _named("reduce_sum reduce_max reduce_min")
+"""Reductions over ``axes``."""
+
+LEAVES: frozenset[Primitive] = (
+    FUSED | REDUCTIONS | {primitives.dot_general_p, primitives.conv_general_dilated_p}
+)
+"""The most frequent of those that hold no programs."""
+
 DISCONTINUOUS: frozenset[Primitive] = _named(
     "ceil eq floor ge gt is_finite le lt ne nextafter rem round sign"
 )
@@ -98,9 +106,6 @@ DISCONTINUOUS: frozenset[Primitive] = _named(
 
 FUSED_CALLS: frozenset[Primitive] = frozenset({jit_p, primitives.custom_jvp_call_p})
 """Calls that are nothing more than what they call."""
-
-REDUCTIONS: frozenset[Primitive] = _named("reduce_sum reduce_max reduce_min")
-"""Reductions over ``axes``."""
 
 CONTEXT_PARTS = (
     "compute_type",

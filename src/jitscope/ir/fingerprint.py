@@ -27,6 +27,7 @@ from .digests import TRUSTED_REPR, Digest, Fingerprint, lock
 _of_jaxpr: weakref.WeakKeyDictionary[Any, Fingerprint] = weakref.WeakKeyDictionary()
 _of_equation: dict[Any, Fingerprint] = {}
 _of_aval: dict[Any, str] = {}
+_of_literal: dict[Any, str] = {}
 _primitives: dict[str, Any] = {}
 _CACHE_ENTRIES = 100_000
 
@@ -51,16 +52,17 @@ def equation_token(eqn: Any) -> Fingerprint:
     Covers the primitive, its parameters, and the types of operands and results. Literal
     operands count by type only.
     """
-    key = _equation_key(eqn)
-    if key is None:
-        return _hash_equation(eqn)
-    with lock:
+    try:
+        key = _equation_key(eqn)
         found = _of_equation.get(key)
-        if found is None:
+    except TypeError:
+        return _hash_equation(eqn)
+    if found is None:
+        with lock:
             if len(_of_equation) > _CACHE_ENTRIES:
                 _of_equation.clear()
             found = _of_equation[key] = _hash_equation(eqn)
-        return found
+    return found
 
 
 def _fingerprint(jaxpr: _jax.AnyJaxpr, tokens: Sequence[Fingerprint] | None = None) -> Fingerprint:
@@ -91,8 +93,15 @@ def _atom_text(atom: Any, numbers: Mapping[Any, int]) -> str:
 
 def literal_text(literal: Any) -> str:
     """Value and type of a literal; tells -0.0 from 0.0 and 1 from 1.0."""
-    value = np.asarray(literal.val)
-    return f"={value.dtype.str}{value.shape}{value.tobytes().hex()}:{_aval_text(literal.aval)}"
+    value = literal.val if isinstance(literal.val, np.ndarray) else np.asarray(literal.val)
+    key = value.dtype, value.shape, value.tobytes(), literal.aval
+    found = _of_literal.get(key)
+    if found is None:
+        if len(_of_literal) > _CACHE_ENTRIES:
+            _of_literal.clear()
+        dtype, shape, data, aval = key
+        found = _of_literal[key] = f"={dtype.str}{shape}{data.hex()}:{_aval_text(aval)}"
+    return found
 
 
 def _hash_equation(eqn: Any) -> Fingerprint:
@@ -101,7 +110,7 @@ def _hash_equation(eqn: Any) -> Fingerprint:
     digest.add(name)
     if _primitives.setdefault(name, eqn.primitive) is not eqn.primitive:
         digest.add_local(eqn.primitive, f"there are several primitives named {name}")
-    ignored = _ignored_parameters(eqn.primitive)
+    ignored = _IGNORED.get(eqn.primitive, ())
     for name in sorted(eqn.params):
         if name not in ignored:
             digest.add(name)
@@ -115,39 +124,36 @@ def _hash_equation(eqn: Any) -> Fingerprint:
     return digest.result()
 
 
-def _ignored_parameters(primitive: Any) -> frozenset[str]:
-    nothing: frozenset[str] = frozenset()
-    return _jax.DERIVATIVE_ONLY.get(primitive, nothing) | _jax.NAME_ONLY.get(primitive, nothing)
+_IGNORED = {**_jax.DERIVATIVE_ONLY, **_jax.NAME_ONLY}
+"""Parameters that are no part of what an equation does."""
 
 
 def _equation_key(eqn: Any) -> Any:
-    """A hashable key equal for equations with equal tokens, or None if there is none.
+    """A key equal for equations with equal tokens.
 
     Python says 1 == 1.0 == True and 0.0 == -0.0, so the types go into the key too. It keeps
     neither jaxprs nor what belongs to the user alive.
+
+    Raises:
+      TypeError: there is no such key; or it may be one that cannot be hashed.
     """
     params = eqn.params
-    ignored = _ignored_parameters(eqn.primitive)
+    ignored = _IGNORED.get(eqn.primitive)
     if ignored:
         params = {name: value for name, value in params.items() if name not in ignored}
     values = tuple(params.values())
     types = tuple(map(type, values))
-    try:
-        if not _EXACT.issuperset(types):
-            values = tuple(map(_exact, values))
-        key = (
-            eqn.primitive,
-            tuple(params),
-            values,
-            types,
-            tuple([atom.aval for atom in eqn.invars]),
-            tuple([var.aval for var in eqn.outvars]),
-            eqn.ctx,
-        )
-        hash(key)
-    except TypeError:
-        return None
-    return key
+    if not _EXACT.issuperset(types):
+        values = tuple([_exact(value) for value in values])
+    return (
+        eqn.primitive,
+        tuple(params),
+        values,
+        types,
+        tuple([atom.aval for atom in eqn.invars]),
+        tuple([var.aval for var in eqn.outvars]),
+        eqn.ctx,
+    )
 
 
 _EXACT = frozenset({type(None), bool, int, str})

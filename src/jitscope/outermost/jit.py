@@ -29,6 +29,7 @@ from ..staged.stages import cut_into_stages, obstacle
 from ..structuring.census import Census
 from ..structuring.policy import Plan, PolicyLike
 from ..subroutine.reasons import advice_on_objects
+from .garbage import not_collected
 from .pipeline import structured
 
 _DISABLED = (
@@ -159,7 +160,7 @@ class OutermostJit:
                 return fun(*args, **kwargs)
             phases = claim_phases(_jax.function_name(fun))
             program = self._captured(args, kwargs, static)
-            with phases.structuring():
+            with phases.structuring(), not_collected():
                 return self._pipeline(program, phases).emit(operands)
 
         return structured
@@ -179,7 +180,7 @@ class OutermostJit:
         """The stages of one signature; None where it has to be compiled as one."""
         phases = claim_phases(_jax.function_name(self._fun))
         program = self._captured(args, kwargs, self._given(*StagedJit.BOUNDARY))
-        with phases.structuring():
+        with phases.structuring(), not_collected():
             program = self._pipeline(program, phases)
             try:
                 return (

@@ -75,22 +75,23 @@ class Flow:
     def _number_values(self, eqns: Sequence[Any]) -> None:
         """Numbers results from 0, inputs from -2 down, literals apart from both."""
         self._result_of: dict[Any, int] = {}
-        others: dict[Any, int] = {}
+        results, others = self._result_of, dict[Any, int]()
         literals: dict[str, int] = {}
         values: list[int] = []
         is_literal: list[bool] = []
         for eqn in eqns:
             for atom in eqn.invars:
-                literal = isinstance(atom, _jax.Literal)
-                is_literal.append(literal)
-                if literal:
+                if isinstance(atom, _jax.Literal):
+                    is_literal.append(True)
                     values.append(literals.setdefault(literal_text(atom), len(literals)))
-                elif (number := self._result_of.get(atom)) is not None:
-                    values.append(number)
-                else:
-                    values.append(-2 - others.setdefault(atom, len(others)))
+                    continue
+                is_literal.append(False)
+                number = results.get(atom)
+                values.append(
+                    -2 - others.setdefault(atom, len(others)) if number is None else number
+                )
             for var in eqn.outvars:
-                self._result_of[var] = len(self._result_of)
+                results[var] = len(results)
         self._is_literal = np.asarray(is_literal, bool)
         self._values = np.asarray(values, np.int64)
         self._source = np.where(self._is_literal, -1, np.maximum(self._values, -1))
@@ -206,10 +207,13 @@ def _offsets(counts: Iterator[int]) -> np.ndarray:
 
 def _cut_weights(eqns: Sequence[Any]) -> np.ndarray:
     """One per result, and up to a tenth more for the largest; a symbolic size counts as none."""
-    sizes = [
-        size if isinstance(size := getattr(var.aval, "size", 0), int) else 0
-        for eqn in eqns
-        for var in eqn.outvars
-    ]
+    avals = [var.aval for eqn in eqns for var in eqn.outvars]
+    of_aval = {aval: _size(aval) for aval in set(avals)}
+    sizes = [of_aval[aval] for aval in avals]
     largest = max(sizes, default=0) or 1
     return 1 + np.asarray(sizes, float) / (10 * largest)
+
+
+def _size(aval: Any) -> int:
+    size = getattr(aval, "size", 0)
+    return size if isinstance(size, int) else 0

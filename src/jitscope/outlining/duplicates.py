@@ -9,6 +9,7 @@ stays where it is: made again in a body, it need not be passed to it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_not
 from typing import Any
 
 from .. import _jax
@@ -21,7 +22,7 @@ def merged(
     tokens: Sequence[Fingerprint],
     kinds: Sequence[Kind],
     outvars: Sequence[Any],
-) -> tuple[Sequence[Any], Sequence[Any]]:
+) -> tuple[dict[int, Any], Sequence[Any]] | None:
     """The line without heavy equations that repeat an earlier one, and without what only they read.
 
     Args:
@@ -31,28 +32,39 @@ def merged(
       outvars: what is needed behind the line.
 
     Returns:
-      Equations and outvars; the very same where nothing is done twice.
+      The equations that are left, by their place in the line, and the outvars; None where nothing
+      is done twice.
     """
     stand_ins = _duplicates(eqns, tokens, kinds)
     if not stand_ins:
-        return eqns, outvars
+        return None
 
     def final(atom: Any) -> Any:
         return atom if isinstance(atom, _jax.Literal) else stand_ins.get(atom, atom)
 
-    eqns = [
-        eqn.replace(invars=list(map(final, eqn.invars)))
-        for eqn in eqns
-        if not any(var in stand_ins for var in eqn.outvars)
-    ]
     outvars = list(map(final, outvars))
-    return _needed(eqns, outvars), outvars
+    left: dict[int, Any] = {}
+    read = set(_jax.variables(outvars))
+    for i in range(len(eqns) - 1, -1, -1):
+        eqn = eqns[i]
+        if stand_ins.keys().isdisjoint(eqn.outvars) and (
+            eqn.effects or not read.isdisjoint(eqn.outvars)
+        ):
+            invars = list(map(final, eqn.invars))
+            if any(map(is_not, invars, eqn.invars)):
+                eqn = eqn.replace(invars=invars)
+            read.update(_jax.variables(invars))
+            left[i] = eqn
+    return dict(sorted(left.items())), outvars
 
 
 def _duplicates(
     eqns: Sequence[Any], tokens: Sequence[Fingerprint], kinds: Sequence[Kind]
 ) -> dict[Any, Any]:
     """Results of heavy equations, with the earlier results that they are equal to."""
+    heavy = [kind.number for kind in kinds if kind.heavy]
+    if len(set(heavy)) == len(heavy):
+        return {}
     first: dict[Any, Any] = {}  # of each variable, the first that is equal to it
     makers: dict[tuple[str, tuple[Any, ...]], Any] = {}
     found: dict[Any, Any] = {}
@@ -60,8 +72,10 @@ def _duplicates(
         if eqn.effects or not kind.pure or is_marked(eqn):
             continue
         operands = tuple(
-            literal_text(atom) if isinstance(atom, _jax.Literal) else first.get(atom, atom)
-            for atom in eqn.invars
+            [
+                literal_text(atom) if isinstance(atom, _jax.Literal) else first.get(atom, atom)
+                for atom in eqn.invars
+            ]
         )
         maker = makers.setdefault((token.digest, operands), eqn)
         if maker is eqn:
@@ -71,14 +85,3 @@ def _duplicates(
         if kind.heavy and not any(isinstance(var, _jax.DropVar) for var in maker.outvars):
             found.update(equal)
     return found
-
-
-def _needed(eqns: Sequence[Any], outvars: Sequence[Any]) -> list[Any]:
-    """The equations that have effects or results that somebody reads."""
-    read = {atom for atom in outvars if not isinstance(atom, _jax.Literal)}
-    kept: list[Any] = []
-    for eqn in reversed(eqns):
-        if eqn.effects or not read.isdisjoint(eqn.outvars):
-            read.update(atom for atom in eqn.invars if not isinstance(atom, _jax.Literal))
-            kept.append(eqn)
-    return kept[::-1]

@@ -7,8 +7,8 @@ taken before one that it will decline and put back in line.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,24 +57,47 @@ class Kinds:
 
     def __init__(self) -> None:
         self._of_token: dict[str, Kind] = {}
+        self._contents: dict[int, tuple[Any, _Content]] = {}
 
-    def of(self, eqns: Sequence[Any], tokens: Sequence[Fingerprint]) -> list[Kind]:
-        """The kinds of equations, given their tokens."""
-        found = []
-        for eqn, token in zip(eqns, tokens, strict=True):
-            kind = self._of_token.get(token.digest)
-            if kind is None:
-                movable = not token.is_local and _jax.is_movable(eqn)
-                kind = self._of_token[token.digest] = Kind(
-                    len(self._of_token),
-                    movable,
-                    _is_heavy(eqn),
-                    _n_nested(eqn),
-                    eqn.primitive is _jax.jit_p,
-                    not token.is_local and _is_pure(eqn),
-                )
-            found.append(kind)
-        return found
+    def of(self, eqn: Any, token: Fingerprint) -> Kind:
+        """The kind of an equation, given its token."""
+        kind = self._of_token.get(token.digest)
+        if kind is None:
+            content = self._content(eqn)
+            kind = self._of_token[token.digest] = Kind(
+                number=len(self._of_token),
+                movable=not token.is_local and _jax.is_movable(eqn),
+                heavy=content.heavy,
+                n_nested=_n_nested(eqn),
+                is_call=eqn.primitive is _jax.jit_p,
+                pure=content.pure and not token.is_local,
+            )
+        return kind
+
+    def _content(self, eqn: Any) -> _Content:
+        """Of the equation and all that are nested in it; each jaxpr is looked at once."""
+        nested = [self._of_jaxpr(sub) for sub in _jax.sub_jaxprs(eqn)]
+        return _Content(
+            eqn.primitive in _jax.HEAVY or any(content.heavy for content in nested),
+            eqn.primitive in _jax.PURE and all(content.pure for content in nested),
+        )
+
+    def _of_jaxpr(self, jaxpr: _jax.AnyJaxpr) -> _Content:
+        found = self._contents.get(id(jaxpr))
+        if found is None:  # kept beside its content, so that its id is not used again
+            contents = list(map(self._content, _jax.equations(jaxpr)))
+            found = self._contents[id(jaxpr)] = (
+                jaxpr,
+                _Content(any(c.heavy for c in contents), all(c.pure for c in contents)),
+            )
+        return found[1]
+
+
+class _Content(NamedTuple):
+    """Whether something among equations is heavy, and whether all of them are pure."""
+
+    heavy: bool
+    pure: bool
 
 
 class Weights:
@@ -119,21 +142,3 @@ def _n_nested(eqn: Any) -> int:
     if eqn.primitive not in _jax.SUBPROGRAMS:
         return 0
     return sum(len(_jax.equations(sub)) for sub in _jax.sub_jaxprs(eqn))
-
-
-def _is_pure(eqn: Any) -> bool:
-    return all(each.primitive in _jax.PURE for each in _with_nested(eqn, set()))
-
-
-def _is_heavy(eqn: Any) -> bool:
-    return any(each.primitive in _jax.HEAVY for each in _with_nested(eqn, set()))
-
-
-def _with_nested(eqn: Any, seen: set[int]) -> Iterator[Any]:
-    """The equation and all that are nested in it, at any depth; each jaxpr is looked at once."""
-    yield eqn
-    for sub in _jax.sub_jaxprs(eqn):
-        if id(sub) not in seen:
-            seen.add(id(sub))
-            for inner in _jax.equations(sub):
-                yield from _with_nested(inner, seen)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from .. import _jax
@@ -33,7 +33,7 @@ from .repeats import Preferences, Repeat, take_repeats
 
 _MIN_EQUATIONS = 6  # of a run; below, a call saves nothing
 _MAX_ROUNDS = 16  # of repeats among what earlier rounds left; two or three are the rule
-_NAME_SAMPLES = 16
+_NAME_SAMPLES = 6
 
 
 def outline(program: Program) -> Program:
@@ -42,7 +42,7 @@ def outline(program: Program) -> Program:
     Returns:
       The program itself where nothing repeats.
     """
-    outlined = _Outliner().jaxpr(program.jaxpr)
+    outlined = _Outliner(program.jaxpr).jaxpr(program.jaxpr)
     if outlined is program.jaxpr:
         return program
     return dataclasses.replace(program, jaxpr=outlined)
@@ -58,21 +58,20 @@ class _Class:
 
 @dataclasses.dataclass(frozen=True)
 class _Line:
-    """Equations in a row, with their tokens."""
+    """Equations in a row, with their tokens and kinds."""
 
     eqns: Sequence[Any]
     tokens: Sequence[Fingerprint]
-
-
-_Rounds = list[list[_Class]]
+    kinds: Sequence[Kind]
 
 
 class _Outliner:
     """Rebuilds jaxprs, each distinct one once."""
 
-    def __init__(self) -> None:
+    def __init__(self, main: _jax.AnyJaxpr) -> None:
+        self._main = main
         self._done: dict[int, tuple[Any, Any]] = {}
-        self._rounds: dict[str, _Rounds] = {}
+        self._rounds: dict[Hashable, list[list[_Class]]] = {}
         self._kinds = Kinds()
 
     def jaxpr(self, jaxpr: _jax.AnyJaxpr) -> _jax.AnyJaxpr:
@@ -88,12 +87,11 @@ class _Outliner:
         eqns = [self._with_outlined_parameters(eqn) for eqn in before]
         outvars = _jax.opened(jaxpr).outvars
         if len(eqns) > 1:
-            line = _Line(eqns, [equation_token(eqn) for eqn in eqns])
-            rounds: _Rounds = []
-            single, new_outvars = self._without_duplicates(line, outvars)
-            single = self._searched(single, new_outvars, rounds)
-            if rounds:
-                return _jax.rebuilt(jaxpr, eqns=list(single.eqns), outvars=list(new_outvars))
+            line = self._line(eqns, list(map(equation_token, eqns)))
+            line, new_outvars = self._without_duplicates(line, outvars)
+            line, found = self._searched(line, new_outvars, self._identity(jaxpr))
+            if found:
+                return _jax.rebuilt(jaxpr, eqns=list(line.eqns), outvars=list(new_outvars))
         if all(map(_is, eqns, before)):
             return jaxpr
         return _jax.rebuilt(jaxpr, eqns=eqns)
@@ -101,11 +99,14 @@ class _Outliner:
     def _without_duplicates(
         self, line: _Line, outvars: Sequence[Any]
     ) -> tuple[_Line, Sequence[Any]]:
-        kinds = self._kinds.of(line.eqns, line.tokens)
-        eqns, outvars = merged(line.eqns, line.tokens, kinds, outvars)
-        if eqns is line.eqns:
+        without = merged(line.eqns, line.tokens, line.kinds, outvars)
+        if without is None:
             return line, outvars
-        return _Line(eqns, [equation_token(eqn) for eqn in eqns]), outvars
+        eqns, outvars = without
+        return self._line(list(eqns.values()), [line.tokens[i] for i in eqns]), outvars
+
+    def _line(self, eqns: Sequence[Any], tokens: Sequence[Fingerprint]) -> _Line:
+        return _Line(eqns, tokens, list(map(self._kinds.of, eqns, tokens)))
 
     def _with_outlined_parameters(self, eqn: Any) -> Any:
         changes: dict[str, Any] = {}
@@ -119,51 +120,56 @@ class _Outliner:
 
     # --- rounds: what repeats, what then still repeats, ... -------------------------------
 
-    def _searched(self, line: _Line, outvars: Sequence[Any], rounds: _Rounds) -> _Line:
-        """The line with its repeats outlined; adds each round's classes to ``rounds``."""
-        for _ in range(_MAX_ROUNDS):
-            classes = self._classes(line, outvars)
-            if not classes:
-                break
-            rounds.append(classes)
-            line = self._with_calls(line, classes)
-        return line
+    def _identity(self, jaxpr: _jax.AnyJaxpr) -> Hashable:
+        """Equal for jaxprs in which the same is found. Nothing equals the program itself."""
+        if jaxpr is self._main:
+            return None
+        return fingerprint(jaxpr), tuple(map(is_marked, _jax.equations(jaxpr)))
+
+    def _searched(
+        self, line: _Line, outvars: Sequence[Any], identity: Hashable
+    ) -> tuple[_Line, bool]:
+        """The line with its repeats outlined, and whether there are any.
+
+        What was found in one line is not looked for again in those of the same identity.
+        """
+        rounds = self._rounds.get(identity)
+        if rounds is None:
+            rounds = self._rounds[identity] = []
+            while len(rounds) < _MAX_ROUNDS and (classes := self._classes(line, outvars)):
+                rounds.append(classes)
+                line = self._with_calls(line, classes)
+        else:
+            for classes in rounds:
+                line = self._with_calls(line, classes)
+        return line, bool(rounds)
 
     def _body(self, body: _jax.AnyJaxpr, tokens: Sequence[Fingerprint]) -> _jax.AnyJaxpr:
         """An outlined body with its own repeats outlined, in each equal body alike."""
-        digest = fingerprint(body, tokens).digest
-        line, outvars = _Line(_jax.equations(body), tokens), _jax.opened(body).outvars
         if len(tokens) < 2 * _MIN_EQUATIONS:
             return body
-        if digest not in self._rounds:
-            rounds: _Rounds = []
-            line = self._searched(line, outvars, rounds)
-            self._rounds[digest] = rounds
-        else:
-            for classes in self._rounds[digest]:
-                line = self._with_calls(line, classes)
-        return _jax.rebuilt(body, eqns=list(line.eqns)) if self._rounds[digest] else body
+        line = self._line(_jax.equations(body), tokens)
+        line, found = self._searched(line, _jax.opened(body).outvars, fingerprint(body, tokens))
+        return _jax.rebuilt(body, eqns=list(line.eqns)) if found else body
 
     # --- finding ------------------------------------------------------------------------
 
     def _classes(self, line: _Line, outvars: Sequence[Any]) -> list[_Class]:
         """Repeats of a line that can become calls and are worth it."""
-        kinds = self._kinds.of(line.eqns, line.tokens)
         numbers = [
             -1 - i if not kind.movable or eqn.effects or is_marked(eqn) else kind.number
-            for i, (kind, eqn) in enumerate(zip(kinds, line.eqns, strict=True))
+            for i, (kind, eqn) in enumerate(zip(line.kinds, line.eqns, strict=True))
         ]
         if len(set(numbers)) == len(numbers):
             return []
-        flow = Flow(line.eqns, outvars)
+        weights = Weights(line.kinds)
+        flow = functools.cache(lambda: Flow(line.eqns, outvars))  # for many lines, nobody asks
         found: list[Interface] = []
-
-        weights = Weights(kinds)
 
         def accept(repeat: Repeat) -> list[Repeat]:
             pays = [
                 interface
-                for interface in flow.interfaces(repeat.length, repeat.starts)
+                for interface in flow().interfaces(repeat.length, repeat.starts)
                 if interface.saved > 0 and not weights.hides_calls(interface)
             ]
             found.extend(pays)
@@ -174,13 +180,13 @@ class _Outliner:
             Preferences(
                 _MIN_EQUATIONS,
                 weights.worth,
-                flow.cut_cost,
+                lambda period: flow().cut_cost(period),
                 weights.stretch,
-                functools.cache(lambda: flow.with_literals(numbers)),
+                functools.cache(lambda: flow().with_literals(numbers)),
                 accept,
             ),
         )
-        found = found or _single_equations(kinds, numbers, flow)
+        found = found or _single_equations(line.kinds, numbers, flow)
         return [_Class(interface, _name(line.eqns, interface)) for interface in found]
 
     # --- replacing ----------------------------------------------------------------------
@@ -197,7 +203,7 @@ class _Outliner:
             eqns += [*line.eqns[at:start], call]
             tokens += [*line.tokens[at:start], token]
             at = start + length
-        return _Line([*eqns, *line.eqns[at:]], [*tokens, *line.tokens[at:]])
+        return self._line([*eqns, *line.eqns[at:]], [*tokens, *line.tokens[at:]])
 
     def _calls(self, line: _Line, cls: _Class) -> dict[int, tuple[int, Any, Fingerprint]]:
         """Start to length, call and token, for the runs whose bodies prove to be equal."""
@@ -218,7 +224,9 @@ class _Outliner:
         return calls
 
 
-def _single_equations(kinds: Sequence[Kind], numbers: Sequence[int], flow: Flow) -> list[Interface]:
+def _single_equations(
+    kinds: Sequence[Kind], numbers: Sequence[int], flow: Callable[[], Flow]
+) -> list[Interface]:
     """Equations that repeat and hold many others, such as one remat for each layer."""
     starts: dict[int, list[int]] = {}
     for i, (kind, number) in enumerate(zip(kinds, numbers, strict=True)):
@@ -228,7 +236,7 @@ def _single_equations(kinds: Sequence[Kind], numbers: Sequence[int], flow: Flow)
         interface
         for same in starts.values()
         if len(same) > 1
-        for interface in flow.interfaces(1, same)
+        for interface in flow().interfaces(1, same)
     ]
 
 

@@ -38,19 +38,25 @@ class CallGraph:
         visit(self._program_calls)
         return (self._bodies[digest] for digest in reversed(finished))
 
-    def uses_outside(self, kept: Collection[str]) -> Mapping[str, int]:
-        """Calls of each body that are not within bodies named in ``kept``.
+    def with_uses(self, kept: Collection[str]) -> Iterator[tuple[Body, int]]:
+        """Bodies, callers first, and how many calls of each are not within ``kept`` bodies.
 
-        Other bodies are spelled out: XLA copies them to each of their calls.
+        Other bodies are spelled out: XLA copies them to each of their calls. A body may be added
+        to ``kept`` when it has been yielded.
         """
-        uses = dict.fromkeys(self._bodies, 0)
-        for digest, n_calls in self._program_calls.items():
-            uses[digest] += n_calls
+        uses = dict.fromkeys(self._bodies, 0) | self._program_calls
         for body in self.callers_first():
-            if body.fingerprint.digest not in kept and uses[body.fingerprint.digest]:
-                for digest, n_calls in body.calls:
-                    uses[digest] += n_calls * uses[body.fingerprint.digest]
-        return uses
+            digest = body.fingerprint.digest
+            yield body, uses[digest]
+            if digest not in kept:
+                for callee, n_calls in body.calls:
+                    uses[callee] += n_calls * uses[digest]
+
+    def uses_outside(self, kept: Collection[str]) -> Mapping[str, int]:
+        """Calls of each body that are not within bodies named in ``kept``."""
+        return dict.fromkeys(self._bodies, 0) | {
+            body.fingerprint.digest: n_uses for body, n_uses in self.with_uses(kept)
+        }
 
     def outermost_within(
         self, body: Body, wanted: Callable[[Body], bool]

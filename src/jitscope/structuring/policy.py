@@ -15,6 +15,9 @@ from .callgraph import CallGraph
 from .census import Body, Census
 
 _MAX_STACKED_BYTES = 1 << 30
+# Of a found body whose calls are not kept: with 400 uses (AdamW) they are lowered and compiled in
+# 0.87 of the time, with 9 and 11 (an ODE solver's steps) in 1.1 times the time of no calls.
+_MIN_NESTED = 16
 
 
 class Structure(enum.Enum):
@@ -220,8 +223,7 @@ class Policy:
         heavy = self._heavy(census)
         decisions: dict[str, Decision] = {}
         kept: set[str] = set()
-        for body in graph.callers_first():
-            n_uses = graph.uses_outside(kept)[body.fingerprint.digest]
+        for body, n_uses in graph.with_uses(kept):
             decision = (
                 self._unfit(body, n_uses)
                 or self._too_little(body, n_uses, heavy)
@@ -239,7 +241,7 @@ class Policy:
             elif (
                 body.outlined
                 and decision.structure is Structure.NESTED
-                and _saved(body, n_uses) < self.min_saved_light
+                and (n_uses < _MIN_NESTED or _saved(body, n_uses) < self.min_saved_light)
             ):
                 # Not worth a call of any kind; where it is, lowering once is saved time too.
                 decision = dataclasses.replace(decision, structure=Structure.INLINE)
