@@ -19,7 +19,8 @@ from programs import PROGRAMS
 import jitscope
 from jitscope import _jax
 from jitscope.ir.program import capture
-from jitscope.staged.stages import cut_into_stages, obstacle
+from jitscope.staged.plan import obstacle
+from jitscope.staged.stages import cut_into_stages
 from jitscope.structuring.policy import Structure
 from jitscope.testing import assert_structure
 
@@ -724,6 +725,9 @@ def test_failure_of_jitscope_leaves_one_executable_and_a_warning(monkeypatch):
     function, args = staged(step), arguments()
     with pytest.warns(RuntimeWarning, match="RuntimeError: a bug of ours"):
         assert_same(function(*args), jax.jit(step)(*args))
+    decisions = function.reuse().plan.decisions.values()
+    assert Structure.STAGED not in structures(function)
+    assert any("not staged: jitscope could not cut it: Runtime" in d.reason for d in decisions)
 
 
 # --- errors ---------------------------------------------------------------------------------------

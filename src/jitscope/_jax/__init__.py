@@ -67,6 +67,7 @@ from .runtime import (
     HAS_INLINE_ENUM as HAS_INLINE_ENUM,
     JAXLIB as JAXLIB,
     VERSION as VERSION,
+    direct_call as direct_call,
     is_compiling as is_compiling,
 )
 from .source import (

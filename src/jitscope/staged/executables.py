@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import jax
 
 from .. import _jax
-from ..ir.program import Program
 from ..reuse.phases import Phases
 from .schedule import Step, live_bytes
 from .stages import Stage, Stages
@@ -242,27 +241,3 @@ def _named(stage: Stage) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"jitscope: while compiling the stage {stage.name} of a staged program")
         raise
-
-
-def spans_devices(program: Program) -> bool:
-    """Whether something in a program names more than one device."""
-    return _spans_devices(program.jaxpr, set())
-
-
-def _spans_devices(jaxpr: _jax.AnyJaxpr, seen: set[int]) -> bool:
-    if id(jaxpr) in seen:
-        return False
-    seen.add(id(jaxpr))
-    return any(
-        any(map(_is_mesh, jax.tree.leaves(list(eqn.params.values()))))
-        or any(_spans_devices(sub, seen) for sub in _jax.sub_jaxprs(eqn))
-        for eqn in _jax.equations(jaxpr)
-    )
-
-
-def _is_mesh(value: Any) -> bool:
-    if isinstance(value, jax.sharding.NamedSharding):
-        value = value.mesh  # which may be abstract, so that its devices are not known
-    if isinstance(value, (jax.sharding.Mesh, jax.sharding.AbstractMesh)):
-        return value.size > 1
-    return isinstance(value, jax.sharding.Sharding) and len(value.device_set) > 1
