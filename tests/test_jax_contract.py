@@ -21,6 +21,7 @@ from jax.extend.core import primitives
 from jax.interpreters import batching, mlir
 
 from jitscope import _jax
+from jitscope.staged.executables import ONE_GPU_OPTIONS
 
 
 def equations(fun, *args):
@@ -712,6 +713,12 @@ def test_direct_call_of_a_compiled_program_is_that_call():
     with pytest.raises(TypeError, match="called with"):
         direct(jnp.arange(4.0))
     assert direct(np.arange(3, dtype=np.float32))["b"] == 3
+
+
+def test_options_for_stages_on_one_gpu_are_known_to_the_compiler():
+    assert jax.jit(lambda x: x + 1, compiler_options=ONE_GPU_OPTIONS)(1) == 2
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
+        jax.jit(lambda x: x + 1, compiler_options={"xla_gpu_no_such": False})(1)
 
 
 def test_program_with_a_callback_is_called_as_it_is():

@@ -60,6 +60,7 @@ from .primitives import (
     PURE as PURE,
     REDUCTIONS as REDUCTIONS,
     SUBPROGRAMS as SUBPROGRAMS,
+    device_put_p as device_put_p,
     jit_p as jit_p,
     prng_name as prng_name,
 )
