@@ -8,6 +8,7 @@ the result in place of the original.
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import re
 import threading
@@ -160,9 +161,10 @@ class OutermostJit:
             if operands is None:
                 return fun(*args, **kwargs)
             phases = claim_phases(_jax.function_name(fun))
-            program = self._captured(args, kwargs, static)
-            with phases.structuring():
-                return self._pipeline(program, phases).emit(operands)
+            with _collector_paused():
+                program = self._captured(args, kwargs, static)
+                with phases.structuring():
+                    return self._pipeline(program, phases).emit(operands)
 
         return structured
 
@@ -179,6 +181,10 @@ class OutermostJit:
 
     def _in_stages(self, args: tuple, kwargs: dict) -> StagedProgram | None:
         """The stages of one signature; None where it has to be compiled as one."""
+        with _collector_paused():
+            return self._staged_program(args, kwargs)
+
+    def _staged_program(self, args: tuple, kwargs: dict) -> StagedProgram | None:
         phases = claim_phases(_jax.function_name(self._fun))
         program = self._captured(args, kwargs, self._given(*StagedJit.BOUNDARY))
         with phases.structuring():
@@ -293,6 +299,23 @@ def _outermost() -> Iterator[None]:
         yield
     finally:
         _active.depth -= 1
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """While this holds, Python does not look for garbage in cycles.
+
+    What a trace makes stays until its end, and Python looks through it again and again: a fifth
+    of the time for a transformer of 96 layers.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _jitted(functions: Sequence[Callable[..., Any]], options: dict[str, Any]) -> list[Any]:
