@@ -14,6 +14,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+
 import jitscope
 from benchmarks import environment
 from benchmarks.contenders import CONTENDERS, Contender
@@ -45,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     program = PROGRAMS[options.program]
     settings = dict(program.full) | given
     environment.prepare_process()
+    # Nothing is run, and without a GPU JAX would leave the plugin out that compiles for one.
+    jax.config.update("jax_platforms", "cpu")
     try:
         compilation = compile_for(options.target, *_case(options, settings))
     except PluginMissingError as error:

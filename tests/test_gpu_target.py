@@ -67,6 +67,16 @@ def test_missing_plugin_says_what_to_install():
         gpu_target.device("h200")
 
 
+def test_plugin_that_jax_left_out_says_what_to_do(monkeypatch):
+    def left_out(*args, **kwargs):
+        raise NotImplementedError("topology not implemented for cuda")
+
+    monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", left_out)
+    monkeypatch.setattr(gpu_target, "_library_text", lambda description: "")
+    with pytest.raises(RuntimeError, match="'h200'.*JAX_PLATFORMS=cpu in the environment"):
+        gpu_target.device("h200")
+
+
 # --- explain(target=...) --------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ from jax.extend.core import primitives
 from jax.interpreters import batching, mlir
 
 from jitscope import _jax
+from jitscope.staged.executables import ONE_GPU_OPTIONS
 
 
 def equations(fun, *args):
@@ -691,3 +692,38 @@ def test_jit_name_of_a_call_passes_through_transformations_unchanged():
 def test_fields_of_a_target_are_what_the_attributes_depend_on():
     assert _jax.Target._fields == ("platforms", "n_devices", "manual")
     assert not dataclasses.is_dataclass(_jax.Target)
+
+
+# --- compiled programs ----------------------------------------------------------------------------
+
+
+def compiled(fun, *args):
+    return jax.jit(fun).lower(*args).compile()
+
+
+def test_direct_call_of_a_compiled_program_is_that_call():
+    x = jnp.arange(3.0)
+    program = compiled(lambda x: {"a": x + 1, "b": jnp.sum(x)}, x)
+    direct = _jax.direct_call(program)
+    assert direct is not program
+    for _ in range(2):  # the first call is not the fast one
+        found = direct(x)
+        assert found.keys() == {"a", "b"}
+        np.testing.assert_array_equal(found["a"], program(x)["a"])
+    with pytest.raises(TypeError, match="called with"):
+        direct(jnp.arange(4.0))
+    assert direct(np.arange(3, dtype=np.float32))["b"] == 3
+
+
+def test_options_for_stages_on_one_gpu_are_known_to_the_compiler():
+    assert jax.jit(lambda x: x + 1, compiler_options=ONE_GPU_OPTIONS)(1) == 2
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
+        jax.jit(lambda x: x + 1, compiler_options={"xla_gpu_no_such": False})(1)
+
+
+def test_program_with_a_callback_is_called_as_it_is():
+    seen = []
+    program = compiled(lambda x: [jax.debug.callback(seen.append, x), x][1], jnp.float32(1))
+    assert _jax.direct_call(program) is program
+    jitted = jax.jit(lambda x: x)
+    assert _jax.direct_call(jitted) is jitted

@@ -507,6 +507,31 @@ def test_function_that_failed_can_be_called_again():
     assert fun.reuse().census.n_calls == 4
 
 
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("is_enabled", [False, True])
+def test_garbage_is_not_collected_during_a_trace_and_is_afterwards_as_before(staged, is_enabled):
+    enabled = []
+
+    def fun(x, fails):
+        enabled.append(gc.isenabled())
+        if fails:
+            raise ValueError("the user's own")
+        return x + 1
+
+    function = jitscope.outermost_jit(fun, staged=staged, static_argnums=1)
+    before = gc.isenabled()
+    (gc.enable if is_enabled else gc.disable)()
+    try:
+        assert function(X, False).shape == X.shape
+        assert gc.isenabled() == is_enabled
+        with pytest.raises(ValueError, match="the user's own"):
+            function(X, True)
+        assert gc.isenabled() == is_enabled
+    finally:
+        (gc.enable if before else gc.disable)()
+    assert len(enabled) > 1 and not any(enabled)
+
+
 def test_an_error_leaves_other_outermost_functions_structured():
     with pytest.raises(ZeroDivisionError):
         outermost(dividing)(X)

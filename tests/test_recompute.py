@@ -14,7 +14,7 @@ from jitscope import _jax
 from jitscope.staged import stages as stages_module
 from jitscope.staged.recompute import with_recomputation
 from jitscope.staged.schedule import live_bytes
-from jitscope.staged.stages import _can_cross
+from jitscope.staged.stages import can_cross
 
 EAGER = jitscope.Policy(**EAGER_LIMITS)
 N_LAYERS, BATCH, WIDTH = 5, 64, 128
@@ -135,9 +135,7 @@ def test_what_was_rewritten_is_not_rewritten_again():
     stages = stages_of(step, *arguments())
     jaxprs = [stage.jaxpr for stage in stages.stages]
     first = stages.steps[0].results[0]
-    again = with_recomputation(
-        jaxprs, stages.steps, stages.avals, first, stages.results, _can_cross
-    )
+    again = with_recomputation(jaxprs, stages.steps, stages.avals, first, stages.results, can_cross)
     assert again is None
 
 

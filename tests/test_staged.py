@@ -19,7 +19,10 @@ from programs import PROGRAMS
 import jitscope
 from jitscope import _jax
 from jitscope.ir.program import capture
-from jitscope.staged.stages import cut_into_stages, obstacle
+from jitscope.staged import executables
+from jitscope.staged.executables import ONE_GPU_OPTIONS, quick_options
+from jitscope.staged.plan import obstacle
+from jitscope.staged.stages import cut_into_stages
 from jitscope.structuring.policy import Structure
 from jitscope.testing import assert_structure
 
@@ -562,6 +565,30 @@ def compilations():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
+@pytest.mark.parametrize("asked", [None, {"xla_gpu_enable_latency_hiding_scheduler": True}])
+def test_stages_on_one_gpu_hide_no_transfers_unless_asked_or_there_are_some(monkeypatch, asked):
+    def fun(params, x):
+        for p in params:
+            x = block(p, x)
+        return jax.device_put(x, jax.devices()[0])
+
+    found = {}
+
+    def jit(fun, **options):
+        found[fun.__name__] = options["compiler_options"]
+        return plain_jit(fun, **options)
+
+    function, args = staged(fun, compiler_options=asked), arguments()
+    plain_jit = _jax.jit
+    assert quick_options(SingleDeviceSharding(jax.devices()[1])) == quick_options(None) == {}
+    monkeypatch.setattr(executables, "quick_options", lambda sharding: ONE_GPU_OPTIONS)
+    monkeypatch.setattr(_jax, "jit", jit)
+    assert_same(function(*args), jax.jit(fun)(*args))
+    ends = [options for name, options in found.items() if name.startswith("fun_part")]
+    bodies = [options for name, options in found.items() if name == "block"]
+    assert ends == [asked] and bodies == [asked or ONE_GPU_OPTIONS]
+
+
 # --- lower ----------------------------------------------------------------------------------------
 
 
@@ -724,6 +751,9 @@ def test_failure_of_jitscope_leaves_one_executable_and_a_warning(monkeypatch):
     function, args = staged(step), arguments()
     with pytest.warns(RuntimeWarning, match="RuntimeError: a bug of ours"):
         assert_same(function(*args), jax.jit(step)(*args))
+    decisions = function.reuse().plan.decisions.values()
+    assert Structure.STAGED not in structures(function)
+    assert any("not staged: jitscope could not cut it: Runtime" in d.reason for d in decisions)
 
 
 # --- errors ---------------------------------------------------------------------------------------

@@ -147,21 +147,7 @@ def test_disabling_in_one_thread_leaves_the_others_alone(block):
     assert n_python_calls == {"disabled": 5, "enabled": 1}
 
 
-def test_garbage_collector_is_as_it_was_after_programs_were_structured(block):
+def test_garbage_collector_is_on_again_when_all_threads_have_structured(block):
     assert gc.isenabled()
-    seen = []
-    policy = share_all_policy()
-
-    def watching(census):
-        seen.append(gc.isenabled())
-        return policy(census)
-
-    together([lambda: jitscope.outermost_jit(chain(block, 4), policy=watching)(*ARGS)] * N_THREADS)
+    together([lambda: structured(chain(block, 4))(*ARGS)] * N_THREADS)
     assert gc.isenabled()
-    gc.disable()
-    try:
-        jitscope.outermost_jit(chain(block, 5), policy=watching)(*ARGS)
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
-    assert seen == [False] * (N_THREADS + 1)

@@ -48,6 +48,10 @@ def _plugin_library() -> Path:
     return next(Path(plugin.__path__[0]).glob("*.so"))
 
 
+def _library_text(description: str) -> str:
+    return find_target_text(_plugin_library().read_bytes(), description)
+
+
 def find_target_text(library: bytes, description: str) -> str:
     """The GpuTargetConfigProto, as text, whose device description starts with `description`.
 
@@ -77,16 +81,24 @@ def device(target: str) -> Any:
 
     Raises:
       PluginMissingError: the CUDA plugin is not installed.
+      RuntimeError: JAX left the plugin out; the message says how to have it.
       ValueError: there is no such target.
     """
     from jax.experimental import topologies
 
     if target not in TARGETS:
         raise ValueError(f"there is no target {target!r}; there are {', '.join(TARGETS)}.")
-    text = find_target_text(_plugin_library().read_bytes(), TARGETS[target])
-    topology = topologies.get_topology_desc(
-        "", platform="cuda", target_config=text, topology="1x1x1"
-    )
+    text = _library_text(TARGETS[target])
+    try:
+        topology = topologies.get_topology_desc(
+            "", platform="cuda", target_config=text, topology="1x1x1"
+        )
+    except NotImplementedError:
+        raise RuntimeError(
+            f"cannot compile for {target!r}: JAX's CUDA plugin is installed, but JAX has left it "
+            "out, as it does where it finds no driver or no library that a GPU needs to run. Start "
+            "Python with JAX_PLATFORMS=cpu in the environment, which asks for none of them."
+        ) from None
     return topology.devices[0]
 
 
@@ -179,6 +191,7 @@ def compile_for(target: str, fun: Any, *args: Any, **kwargs: Any) -> Compilation
 
     Raises:
       PluginMissingError: the CUDA plugin is not installed.
+      RuntimeError: JAX left the plugin out; the message says how to have it.
       ValueError: there is no such target, or no array among the arguments, whose type says what
         to compile for.
     """

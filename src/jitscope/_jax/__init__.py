@@ -60,6 +60,7 @@ from .primitives import (
     PURE as PURE,
     REDUCTIONS as REDUCTIONS,
     SUBPROGRAMS as SUBPROGRAMS,
+    device_put_p as device_put_p,
     jit_p as jit_p,
     prng_name as prng_name,
 )
@@ -67,6 +68,7 @@ from .runtime import (
     HAS_INLINE_ENUM as HAS_INLINE_ENUM,
     JAXLIB as JAXLIB,
     VERSION as VERSION,
+    direct_call as direct_call,
     is_compiling as is_compiling,
 )
 from .source import (

@@ -10,6 +10,7 @@ from jax.extend import random as jex_random
 from jax.extend.core import Primitive, primitives
 
 jit_p: Primitive = primitives.jit_p
+device_put_p: Primitive = primitives.device_put_p
 
 SUBPROGRAMS: dict[Primitive, tuple[str, ...]] = {
     jit_p: ("jaxpr",),

@@ -24,13 +24,15 @@ from ..reuse import records
 from ..reuse.phases import Phases, claim_phases
 from ..reuse.reuse import Reuse
 from ..settings import is_disabled, strict
-from ..staged.jit import StagedJit, StagedProgram
-from ..staged.stages import cut_into_stages, obstacle
+from ..staged.jit import StagedJit
+from ..staged.plan import obstacle, with_stages, without_stages
+from ..staged.program import StagedProgram
+from ..staged.stages import Stages, cut_into_stages
 from ..structuring.census import Census
 from ..structuring.policy import Plan, PolicyLike
 from ..subroutine.reasons import advice_on_objects
 from .garbage import not_collected
-from .pipeline import structured
+from .pipeline import Structured, structured
 
 _DISABLED = (
     "has no record of it, since jitscope was disabled. Call it, or its .lower(...), outside of "
@@ -159,9 +161,10 @@ class OutermostJit:
             if operands is None:
                 return fun(*args, **kwargs)
             phases = claim_phases(_jax.function_name(fun))
-            program = self._captured(args, kwargs, static)
-            with phases.structuring(), not_collected():
-                return self._pipeline(program, phases).emit(operands)
+            with not_collected():
+                program = self._captured(args, kwargs, static)
+                with phases.structuring():
+                    return self._pipeline(program, phases).emit(operands)
 
         return structured
 
@@ -178,27 +181,35 @@ class OutermostJit:
 
     def _in_stages(self, args: tuple, kwargs: dict) -> StagedProgram | None:
         """The stages of one signature; None where it has to be compiled as one."""
+        with not_collected():
+            return self._staged_program(args, kwargs)
+
+    def _staged_program(self, args: tuple, kwargs: dict) -> StagedProgram | None:
         phases = claim_phases(_jax.function_name(self._fun))
         program = self._captured(args, kwargs, self._given(*StagedJit.BOUNDARY))
-        with phases.structuring(), not_collected():
-            program = self._pipeline(program, phases)
+        with phases.structuring():
+            made = self._made(program)
+            if made is None:
+                return None
+            stages, plan = self._cut(made)
+            if stages is None:
+                return None
+            self._note(made, plan, phases)
+            options = self._options.get("compiler_options")
+            return StagedProgram(made.program, stages, (args, kwargs), options, phases)
+
+    def _cut(self, made: Structured) -> tuple[Stages | None, Plan]:
+        """The stages of a program, if it can be cut, and the plan that says so or why not."""
+        why_not = obstacle(made.program)
+        if not why_not:
             try:
-                return (
-                    None
-                    if obstacle(program)
-                    else StagedProgram(
-                        program,
-                        cut_into_stages(program),
-                        (args, kwargs),
-                        self._options.get("compiler_options"),
-                        phases,
-                    )
-                )
+                return cut_into_stages(made.program), with_stages(made.plan, made.program)
             except Exception as error:
                 if strict():
                     raise
                 _warn_fallback(self, error)
-                return None
+                why_not = f"jitscope could not cut it: {type(error).__name__}: {error}"
+        return None, without_stages(made.plan, why_not)
 
     def _warn_of_hidden_state(self, args: tuple, kwargs: dict, static: dict[str, Any]) -> None:
         from ..auditing import audited  # which imports this module
@@ -208,18 +219,28 @@ class OutermostJit:
             warnings.warn(str(found), RuntimeWarning, stacklevel=_jax.stacklevel_of_user())
 
     def _pipeline(self, program: Program, phases: Phases) -> Program:
+        """The program structured, to be compiled as one."""
+        made = self._made(program)
+        if made is None:
+            return program
+        self._note(made, self._cut(made)[1] if self._staged else made.plan, phases)
+        return made.program
+
+    def _made(self, program: Program) -> Structured | None:
+        """The program structured; None where that failed, of which the user is told."""
         try:
-            made = structured(program, self._policy, outline=self._outline, staged=self._staged)
+            return structured(program, self._policy, outline=self._outline, staged=self._staged)
         except Exception as error:
             if strict():
                 raise
             records.note_failure(program.name, error)
             self._why_no_program = _NOT_STRUCTURED.format(type(error).__name__, error)
             _warn_fallback(self, error)
-            return program
-        self._latest = Reuse(made.census, made.plan, phases, made.evidence, self._is_applied)
+            return None
+
+    def _note(self, made: Structured, plan: Plan, phases: Phases) -> None:
+        self._latest = Reuse(made.census, plan, phases, made.evidence, self._is_applied)
         records.note(self._latest)
-        return made.program
 
 
 class _BoundOutermostJit:

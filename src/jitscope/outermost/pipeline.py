@@ -10,7 +10,7 @@ from ..ir.program import Program
 from ..outlining.outline import outline as with_repeats_outlined
 from ..reuse.evidence import Evidence, evidence_of
 from ..rolled.roll import roll
-from ..staged.stages import with_calls_outermost, with_stages
+from ..staged.plan import with_calls_outermost
 from ..structuring.census import Census, take_census
 from ..structuring.policy import Plan, PolicyLike, Structure
 from ..structuring.restructure import restructure
@@ -37,7 +37,7 @@ def structured(program: Program, policy: PolicyLike, *, outline: bool, staged: b
       policy: decides the plan.
       outline: whether to look for repeats that nobody marked.
       staged: whether the program is to be cut into stages, which takes calls at the outermost
-        level and no loops.
+        level and no loops. What the plan calls shared is then what it can be cut at.
 
     Raises:
       TypeError: the policy returned something else than a plan.
@@ -58,7 +58,6 @@ def structured(program: Program, policy: PolicyLike, *, outline: bool, staged: b
         plan = plan.replacing(Structure.STAGED, Structure.SHARED)
         plan = with_calls_outermost(plan, lifted, variants)
         restructured = restructure(lifted, plan, variants)
-        plan = with_stages(plan, restructured)
     else:
         plan = plan.replacing(Structure.STAGED, Structure.NESTED, _NO_STAGES)
         restructured, plan = roll(lifted, plan, variants)

@@ -9,35 +9,18 @@ static arguments and the settings that a trace depends on are ``jax.jit``'s.
 Distinct stages are compiled in parallel where all values live on one device. On several, the
 sharding of a value is known only once the stage that makes it is compiled, and each stage is
 compiled when it first runs, or when it is lowered.
-
-What a call costs beside its stages (400 arrays in, 100 steps): about 0.1 ms for the lookup,
-and for each step the call of a compiled ``jax.jit`` function and 1 to 2 us.
 """
 
 from __future__ import annotations
 
-import collections
-import operator
-import threading
-import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 
 from .. import _jax
-from ..ir.program import Program
-from ..reuse.phases import Phases
 from ..structuring.policy import Policy
-from .executables import (
-    Executables,
-    Place,
-    StagedLowered,
-    asked_sharding,
-    place_of,
-    spans_devices,
-)
-from .stages import Stages
+from .program import UNSTAGED, StagedProgram
 
 _SUPPORTED = frozenset(
     {
@@ -54,8 +37,6 @@ _SUPPORTED = frozenset(
 )
 _SIGNATURE = ("static_argnums", "static_argnames", "in_shardings")
 
-UNSTAGED = object()
-"""Returned in place of a result for arguments that the whole program has to be compiled for."""
 STAGE_POLICY = Policy(
     min_equations=8, min_equations_per_product=1, min_saved=1, min_saved_gradient=1
 )
@@ -140,226 +121,3 @@ class StagedJit:
         """As ``jax.jit(f).clear_cache``."""
         self._signature.clear_cache()
         self._unstaged.clear_cache()
-
-
-# --- one signature --------------------------------------------------------------------------------
-
-
-class _Run(NamedTuple):
-    """A step, ready to run: what is called, on which slots, and what becomes of them."""
-
-    call: Callable[..., Any]
-    read: Callable[[list[Any]], Sequence[Any]]
-    results: slice
-    dropped: tuple[int, ...]
-    released: tuple[int, ...]
-
-
-class _Runs(NamedTuple):
-    """The steps of a program in one place, and its constants there."""
-
-    steps: tuple[_Run, ...]
-    constants: list[Any]
-    sharding: Any
-
-
-class StagedProgram:
-    """One signature of a staged function.
-
-    Args:
-      program: restructured, captured with the options ``StagedJit.BOUNDARY``.
-      stages: what it was cut into.
-      arguments: the arguments as tracers, static ones as they are.
-      compiler_options: for every stage.
-      phases: filled in as stages are lowered and compiled.
-    """
-
-    def __init__(
-        self,
-        program: Program,
-        stages: Stages,
-        arguments: tuple[tuple, dict],
-        compiler_options: Any,
-        phases: Phases,
-    ) -> None:
-        boundary = program.boundary
-        assert boundary is not None
-        self._stages = stages
-        self._out_tree = program.out_tree
-        self._boundary = boundary
-        self._executables = Executables(stages, compiler_options, phases)
-        self._needs_devices = spans_devices(program)
-        self._dynamic = _dynamic(*arguments)
-        self._moves_in = any(s is not None for s in boundary.in_shardings)
-        self._moves_out = any(s is not None for s in boundary.out_shardings)
-        self._read_used = _reader(stages.used)
-        self._runs: dict[Any, _Runs] = {}
-        self._latest: tuple[list[Any], Any, _Runs] | None = None
-        self._lock = threading.Lock()
-
-    def __call__(self, args: tuple, kwargs: dict) -> Any:
-        leaves = given = jax.tree.leaves(self._dynamic(args, kwargs))
-        if self._stages.given_up and self._is_given_twice(leaves):
-            return UNSTAGED  # which raises the error of `jax.jit`
-        if self._moves_in:
-            leaves = [
-                x if sharding is None else jax.device_put(x, sharding)
-                for x, sharding in zip(leaves, self._boundary.in_shardings, strict=True)
-            ]
-        runs = self._runs_for(self._read_used(leaves))
-        if runs is None:
-            return UNSTAGED
-        if runs.sharding is not None:
-            leaves = [
-                x if getattr(x, "committed", False) else jax.device_put(x, runs.sharding)
-                for x in leaves
-            ]
-        results = self._run(runs, leaves)
-        if leaves is not given:
-            self._release(given, leaves)
-        if self._moves_out:
-            results = [
-                x if sharding is None else jax.device_put(x, sharding)
-                for x, sharding in zip(results, self._boundary.out_shardings, strict=True)
-            ]
-        return jax.tree.unflatten(self._out_tree, results)
-
-    def _run(self, runs: _Runs, leaves: list[Any]) -> list[Any]:
-        n_slots = len(self._stages.avals)
-        slots = [*leaves, *runs.constants]
-        slots += [None] * (n_slots - len(slots))
-        number = 0
-        try:
-            for call, read, results, dropped, released in runs.steps:
-                slots[results] = call(*read(slots))
-                for slot in released:
-                    _delete(slots[slot])
-                for slot in dropped:
-                    slots[slot] = None
-                number += 1
-        except Exception as error:
-            self._name_step(error, number)
-            raise
-        return [slots[slot] for slot in self._stages.results]
-
-    def _name_step(self, error: Exception, number: int) -> None:
-        step = self._stages.steps[number]
-        error.add_note(
-            f"jitscope: in step {number + 1} of {len(self._stages.steps)} of a staged "
-            f"program, {self._stages.stages[step.stage].name}"
-        )
-
-    def _is_given_twice(self, leaves: Sequence[Any]) -> bool:
-        """Whether an array is donated and also another argument."""
-        times = collections.Counter(map(id, leaves))
-        return any(times[id(leaves[slot])] > 1 for slot in self._stages.given_up)
-
-    def _release(self, given: Sequence[Any], moved: Sequence[Any]) -> None:
-        """Deletes donated arguments that were copied to where the program runs."""
-        for slot in self._stages.given_up:
-            if given[slot] is not moved[slot]:
-                _delete(given[slot])
-
-    # --- places -----------------------------------------------------------------------------------
-
-    def _runs_for(self, used: Sequence[Any]) -> _Runs | None:
-        committed = [x.sharding for x in used if getattr(x, "committed", False)]
-        device = None if committed else jax.config.jax_default_device
-        if self._latest is not None:
-            shardings, default, runs = self._latest
-            if default is device and shardings == committed:
-                return runs
-        place = place_of(committed)
-        if place is None or (place.n_devices == 1 and self._spans_devices()):
-            return None
-        if place.sharding is None and any(
-            getattr(value, "committed", False) for value in self._stages.constants
-        ):
-            return None
-        with self._lock:
-            if (place, device) not in self._runs:
-                self._runs[place, device] = self._made(place)
-            runs = self._runs[place, device]
-        self._latest = committed, device, runs
-        return runs
-
-    def _spans_devices(self) -> bool:
-        asked = (*self._boundary.in_shardings, *self._boundary.out_shardings)
-        return (
-            self._needs_devices
-            or jax.sharding.get_abstract_mesh().size > 1
-            or any(s is not None and len(s.device_set) > 1 for s in asked)
-        )
-
-    def _made(self, place: Place) -> _Runs:
-        self._warn_of_unusable_donations()
-        make = self._executables.compiled if place.n_devices == 1 else self._executables.jitted
-        executables = make(place.sharding)
-        runs = tuple(
-            _Run(
-                executables[step.stage, step.donated],
-                _reader(step.operands),
-                slice(*step.results),
-                step.dropped,
-                step.released,
-            )
-            for step in self._stages.steps
-        )
-        constants = [jax.device_put(value, place.sharding) for value in self._stages.constants]
-        return _Runs(runs, constants, place.sharding if place.n_devices > 1 else None)
-
-    def _warn_of_unusable_donations(self) -> None:
-        if self._stages.unusable:
-            types = ", ".join(aval.str_short() for aval in self._stages.unusable)
-            warnings.warn(
-                f"Some donated buffers were not usable: {types}.\nSee an explanation at "
-                "https://docs.jax.dev/en/latest/faq.html#buffer-donation.",
-                stacklevel=_jax.stacklevel_of_user(),
-            )
-
-    def lower(self, args: tuple, kwargs: dict) -> StagedLowered | None:
-        """All stages, lowered; None where the program has to be one for these arguments."""
-        leaves = jax.tree.leaves(self._dynamic(args, kwargs))
-        asked = [
-            own if given is None else given
-            for own, given in zip(
-                map(asked_sharding, leaves), self._boundary.in_shardings, strict=True
-            )
-        ]
-        place = place_of([sharding for sharding in self._read_used(asked) if sharding is not None])
-        if place is None or (place.n_devices == 1 and self._spans_devices()):
-            return None
-        if place.n_devices > 1:
-            return self._executables.for_lowering_on_several(place.sharding, asked)
-        return self._executables.for_lowering(place.sharding)
-
-
-# --- helpers --------------------------------------------------------------------------------------
-
-
-def _delete(value: Any) -> None:
-    if isinstance(value, jax.Array):
-        value.delete()
-
-
-def _reader(slots: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
-    """What picks these slots; always a sequence."""
-    if len(slots) > 1:
-        return operator.itemgetter(*slots)
-    if not slots:
-        return lambda values: ()
-    only = slots[0]
-    return lambda values: (values[only],)
-
-
-def _dynamic(args: tuple, kwargs: dict) -> Callable[[tuple, dict], Any]:
-    """What drops the static arguments, given arguments of which the others are tracers."""
-
-    def is_static(value: Any) -> bool:
-        return any(not isinstance(leaf, _jax.Tracer) for leaf in jax.tree.leaves(value))
-
-    kept = [i for i, value in enumerate(args) if not is_static(value)]
-    names = [name for name, value in kwargs.items() if not is_static(value)]
-    if len(kept) == len(args) and len(names) == len(kwargs):
-        return lambda args, kwargs: (args, kwargs)
-    return lambda args, kwargs: ([args[i] for i in kept], {name: kwargs[name] for name in names})

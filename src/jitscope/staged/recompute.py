@@ -326,10 +326,6 @@ def _behind(
     return found[::-1]
 
 
-def _is_literal(value: Any, literal: Any) -> bool:
-    return isinstance(value, _jax.Literal) and literal_text(value) == literal_text(literal)
-
-
 def _copied(eqns: Sequence[Any], atoms: dict[Any, Any]) -> list[Any]:
     """The equations with variables of their own, which are entered into ``atoms``."""
     copies = []

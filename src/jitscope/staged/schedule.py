@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from .. import _jax
@@ -59,9 +59,35 @@ def stretches_of(eqns: Sequence[Any], is_call: Sequence[bool]) -> list[list[Any]
         if not places or places[-1] < first:
             places.append(latest[i])
     stretches: list[list[Any]] = [[] for _ in range(sum(is_call) + 1)]
-    for i in free:
-        stretches[places[bisect.bisect(places, latest[i]) - 1]].append(eqns[i])
+    for i, place in _chosen(eqns, free, places, earliest, latest).items():
+        stretches[place].append(eqns[i])
     return stretches
+
+
+def _chosen(
+    eqns: Sequence[Any],
+    free: Sequence[int],
+    places: Sequence[int],
+    earliest: Sequence[int],
+    latest: Sequence[int],
+) -> dict[int, int]:
+    """Which of the places each equation runs at.
+
+    One that leaves less alive than it reads runs as early as it can, with what it needs: a
+    loss next to the logits, not after the backward pass. All others run late.
+    """
+    made = {var for eqn in eqns for var in eqn.outvars}
+    chosen: dict[int, int] = {}
+    before: dict[Any, int] = {}
+    for i in reversed(free):
+        last = min([latest[i], *(before[v] for v in eqns[i].outvars if v in before)])
+        place = places[bisect.bisect(places, last) - 1]
+        if earliest[i] and _growth(eqns[i], made) < 0:
+            place = places[bisect.bisect_left(places, earliest[i])]
+        chosen[i] = place
+        for a in _jax.variables(eqns[i].invars):
+            before[a] = min(before.get(a, place), place)
+    return dict(sorted(chosen.items()))
 
 
 def _earliest(eqns: Sequence[Any], is_call: Sequence[bool]) -> list[int]:
@@ -94,10 +120,11 @@ def _latest(eqns: Sequence[Any], is_call: Sequence[bool], earliest: Sequence[int
     return latest[::-1]
 
 
-def _growth(eqn: Any) -> int:
-    """Bytes that an equation writes less those that it reads."""
-    read = sum(_jax.n_bytes(a.aval) for a in set(_jax.variables(eqn.invars)))
-    return sum(_jax.n_bytes(var.aval) for var in eqn.outvars) - read
+def _growth(eqn: Any, counted: Container[Any] | None = None) -> int:
+    """Bytes that an equation writes less those that it reads, of all variables or of some."""
+    read = {a for a in _jax.variables(eqn.invars) if counted is None or a in counted}
+    written = sum(_jax.n_bytes(var.aval) for var in eqn.outvars)
+    return written - sum(_jax.n_bytes(a.aval) for a in read)
 
 
 # --- lifetimes and donation --------------------------------------------------------------------

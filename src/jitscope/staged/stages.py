@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -25,9 +25,7 @@ import numpy as np
 from .. import _jax
 from ..ir.fingerprint import fingerprint
 from ..ir.program import Program
-from ..structuring.policy import Decision, Plan, Structure
 from ..structuring.shared_call import shared_call_p
-from ..structuring.variants import Variants
 from .recompute import with_recomputation
 from .schedule import Step, pairs, stretches_of, with_donation, with_lifetimes
 
@@ -62,6 +60,7 @@ class Stages:
       results: slots of the program's results.
       given_up: slots of donated operands whose buffers results can use.
       unusable: types of the other donated operands.
+      spans_devices: whether something in them names more than one device.
     """
 
     stages: tuple[Stage, ...]
@@ -72,88 +71,10 @@ class Stages:
     results: tuple[int, ...]
     given_up: frozenset[int] = frozenset()
     unusable: tuple[Any, ...] = ()
+    spans_devices: bool = False
 
 
-def obstacle(program: Program) -> str:
-    """Why a restructured program has to be compiled as one, or empty."""
-    jaxpr = program.jaxpr
-    if _jax.has_ordered_effects(jaxpr):
-        return "the program has effects in an order that only one executable keeps"
-    if _jax.has_input_effects(jaxpr):
-        return "the program reads or writes a Ref"
-    if any(isinstance(value, _jax.Tracer) for value in _jax.consts(jaxpr)):
-        return "the program captures tracers"
-    for eqn in _jax.equations(jaxpr):
-        for atom in (*eqn.invars, *eqn.outvars):
-            if not _can_cross(atom.aval):
-                return f"a value of type {atom.aval} cannot pass between executables"
-    if program.boundary is not None and program.boundary.has_layouts:
-        return "its options ask for layouts"
-    if not _kept_bodies(_live(jaxpr)):
-        return "no body that repeats is called from the outermost level"
-    return ""
-
-
-def with_calls_outermost(plan: Plan, program: Program, variants: Variants) -> Plan:
-    """The plan with those calls dissolved that hide kept calls from the outermost level.
-
-    Args:
-      plan: of the program.
-      program: before it is restructured.
-      variants: bodies that stand in for others.
-    """
-    dissolved: dict[str, Decision] = {}
-    known: dict[int, bool] = {}
-
-    def has_kept_calls(jaxpr: _jax.AnyJaxpr) -> bool:
-        if id(jaxpr) not in known:
-            # A list, so that every call is looked into.
-            known[id(jaxpr)] = any(
-                [
-                    is_or_has_kept(eqn)
-                    for eqn in _jax.equations(jaxpr)
-                    if eqn.primitive is _jax.jit_p
-                ]
-            )
-        return known[id(jaxpr)]
-
-    def is_or_has_kept(eqn: Any) -> bool:
-        digest = variants.canonical(fingerprint(eqn.params["jaxpr"]).digest)
-        planned = plan[digest]
-        if planned.structure is Structure.SHARED or not has_kept_calls(eqn.params["jaxpr"]):
-            return planned.structure is Structure.SHARED
-        if planned.structure is Structure.NESTED:
-            dissolved[digest] = Decision(
-                Structure.INLINE, f"{planned.reason}; calls within it become stages"
-            )
-        return True
-
-    has_kept_calls(program.jaxpr)
-    return Plan({**plan.decisions, **dissolved}) if dissolved else plan
-
-
-def with_stages(plan: Plan, program: Program) -> Plan:
-    """The plan of a restructured program with the structure that staging gives its bodies."""
-    why_not = obstacle(program)
-    live = [] if why_not else _live(program.jaxpr)
-    kept = _kept_bodies(live)
-    units = {
-        eqn.params["unit"].rpartition("_")[2]
-        for eqn in live
-        if eqn.primitive is shared_call_p and id(eqn.params["shared"]) in kept
-    }
-
-    def staged(digest: str, decision: Decision) -> Decision:
-        if digest[:12] in units:
-            return dataclasses.replace(decision, structure=Structure.STAGED)
-        if why_not and decision.structure is not Structure.INLINE:
-            return dataclasses.replace(decision, reason=f"{decision.reason}; not staged: {why_not}")
-        return decision
-
-    return Plan({digest: staged(digest, plan[digest]) for digest in plan})
-
-
-def _can_cross(aval: Any) -> bool:
+def can_cross(aval: Any) -> bool:
     """Whether jit passes such a value on as it is, which 64 bits need their mode for."""
     if not _jax.is_array_type(aval):
         return False
@@ -166,7 +87,7 @@ def cut_into_stages(program: Program) -> Stages:
     return _Cutter(program).stages()
 
 
-def _live(jaxpr: _jax.AnyJaxpr) -> list[Any]:
+def live_equations(jaxpr: _jax.AnyJaxpr) -> list[Any]:
     """The equations whose results or effects somebody waits for."""
     open_ = _jax.opened(jaxpr)
     needed = {atom for atom in open_.outvars if not isinstance(atom, _jax.Literal)}
@@ -178,7 +99,7 @@ def _live(jaxpr: _jax.AnyJaxpr) -> list[Any]:
     return live[::-1]
 
 
-def _kept_bodies(eqns: Sequence[Any]) -> set[int]:
+def kept_bodies(eqns: Sequence[Any]) -> set[int]:
     """Ids of the jaxprs whose calls become steps."""
     n_calls = collections.Counter(
         id(eqn.params["shared"])
@@ -200,8 +121,8 @@ class _Cutter:
     def __init__(self, program: Program) -> None:
         self._open = _jax.opened(program.jaxpr)
         self._name = program.name
-        self._eqns = _live(program.jaxpr)
-        self._kept = _kept_bodies(self._eqns)
+        self._eqns = live_equations(program.jaxpr)
+        self._kept = kept_bodies(self._eqns)
         self._constants = list(_jax.consts(program.jaxpr))
         self._literals = self._literals_passed()
         self._constants += [_jax.literal_value(atom) for atom in self._literals.values()]
@@ -242,13 +163,14 @@ class _Cutter:
             tuple(results),
             frozenset(given_up),
             unusable,
+            _names_devices(stage.jaxpr for stage in self._stages),
         )
 
     def _recomputed(self, results: Sequence[int]) -> Sequence[int]:
         """Lets stages make again what is lighter to make than to pass; the slots of results."""
         n_given = len(self._open.invars) + len(self._constants)
         jaxprs = [stage.jaxpr for stage in self._stages]
-        found = with_recomputation(jaxprs, self._steps, self._avals, n_given, results, _can_cross)
+        found = with_recomputation(jaxprs, self._steps, self._avals, n_given, results, can_cross)
         if found is None:
             return results
         self._stages = [
@@ -357,3 +279,31 @@ class _Cutter:
         paired = pairs([self._avals[i] for i in donated], [self._avals[i] for i in results])
         unusable = [self._avals[slot] for i, slot in enumerate(donated) if i not in paired]
         return {donated[i] for i in paired}, tuple(unusable)
+
+
+# --- devices --------------------------------------------------------------------------------------
+
+
+def _names_devices(jaxprs: Iterable[_jax.AnyJaxpr]) -> bool:
+    """Whether something in these jaxprs names more than one device."""
+    seen: set[int] = set()
+    return any(_names_devices_in(jaxpr, seen) for jaxpr in jaxprs)
+
+
+def _names_devices_in(jaxpr: _jax.AnyJaxpr, seen: set[int]) -> bool:
+    if id(jaxpr) in seen:
+        return False
+    seen.add(id(jaxpr))
+    return any(
+        any(map(_is_mesh, jax.tree.leaves(list(eqn.params.values()))))
+        or any(_names_devices_in(sub, seen) for sub in _jax.sub_jaxprs(eqn))
+        for eqn in _jax.equations(jaxpr)
+    )
+
+
+def _is_mesh(value: Any) -> bool:
+    if isinstance(value, jax.sharding.NamedSharding):
+        value = value.mesh  # which may be abstract, so that its devices are not known
+    if isinstance(value, (jax.sharding.Mesh, jax.sharding.AbstractMesh)):
+        return value.size > 1
+    return isinstance(value, jax.sharding.Sharding) and len(value.device_set) > 1
