@@ -93,6 +93,12 @@ def test_body_is_shared_from_the_threshold_on(fields):
     assert structure(body(**fields)) == [Structure.SHARED]
 
 
+def test_convolutions_pay_from_twice_as_many_uses():
+    assert structure(body(n_uses=7, n_convolutions=1)) == [Structure.NESTED]
+    assert structure(body(n_uses=8, n_convolutions=1)) == [Structure.SHARED]
+    assert structure(body(n_uses=7)) == [Structure.SHARED]
+
+
 def test_savings_of_heavy_bodies_add_up():
     half = body(n_uses=5, n_equations=150)
     assert structure(half) == [Structure.NESTED]

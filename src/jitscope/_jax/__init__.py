@@ -51,6 +51,7 @@ from .nested_jit import (
 )
 from .primitives import (
     CONTEXT_PARTS as CONTEXT_PARTS,
+    CONVOLUTIONS as CONVOLUTIONS,
     DERIVATIVE_ONLY as DERIVATIVE_ONLY,
     DISCONTINUOUS as DISCONTINUOUS,
     FUSED as FUSED,

@@ -58,6 +58,8 @@ HEAVY: frozenset[Primitive] = frozenset(
 )
 """Equations that XLA compiles on their own, whatever surrounds them."""
 
+CONVOLUTIONS: frozenset[Primitive] = frozenset({primitives.conv_general_dilated_p})
+
 PURE: frozenset[Primitive] = frozenset(
     value for value in vars(primitives).values() if isinstance(value, Primitive)
 ) - {
@@ -95,9 +97,7 @@ FUSED: frozenset[Primitive] = _named(
 REDUCTIONS: frozenset[Primitive] = _named("reduce_sum reduce_max reduce_min")
 """Reductions over ``axes``."""
 
-LEAVES: frozenset[Primitive] = (
-    FUSED | REDUCTIONS | {primitives.dot_general_p, primitives.conv_general_dilated_p}
-)
+LEAVES: frozenset[Primitive] = FUSED | REDUCTIONS | CONVOLUTIONS | {primitives.dot_general_p}
 """The most frequent of those that hold no programs."""
 
 DISCONTINUOUS: frozenset[Primitive] = _named(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from typing import Any
 
 from .. import _jax
@@ -47,6 +47,7 @@ class Body:
       calls: digests of the bodies it calls, with the number of call sites in it.
       n_chained: uses that take a result of another use.
       n_boundary: operands and results of one call.
+      n_convolutions: those of the heavy equations that are convolutions.
     """
 
     fingerprint: Fingerprint
@@ -65,6 +66,7 @@ class Body:
     calls: tuple[tuple[str, int], ...] = ()
     n_chained: int = 0
     n_boundary: int = 0
+    n_convolutions: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +166,7 @@ class _Counter:
         self._callees: dict[str, list[CallSite]] = {}
         self._equation_memo: dict[int, int] = {}
         self._heavy_memo: dict[int, int] = {}
+        self._convolutions_memo: dict[int, int] = {}
         self._finished: list[str] = []
 
     def visit(self, jaxpr: _jax.AnyJaxpr) -> None:
@@ -223,7 +226,8 @@ class _Counter:
             name=str(name),
             source=_jax.source_line(site.eqn),
             n_equations=count_equations(site.jaxpr, self._equation_memo),
-            n_heavy=count_heavy(site.jaxpr, self._heavy_memo),
+            n_heavy=_count(_jax.HEAVY, site.jaxpr, self._heavy_memo),
+            n_convolutions=_count(_jax.CONVOLUTIONS, site.jaxpr, self._convolutions_memo),
             operand_bytes=sum(_jax.n_bytes(v.aval) for v in (*open_.constvars, *open_.invars)),
             result_bytes=sum(_jax.n_bytes(v.aval) for v in open_.outvars),
             forced=structure_of(name),
@@ -246,14 +250,14 @@ def _obstacle(site: CallSite) -> str:
     return ""
 
 
-def count_heavy(jaxpr: _jax.AnyJaxpr, memo: dict[int, int]) -> int:
-    """Equations whose work does not fuse with their neighbours."""
+def _count(primitives: Set[Any], jaxpr: _jax.AnyJaxpr, memo: dict[int, int]) -> int:
+    """Equations of these primitives, and in others those that are nested in them."""
     found = memo.get(id(jaxpr))
     if found is None:
         found = memo[id(jaxpr)] = sum(
             1
-            if eqn.primitive in _jax.HEAVY
-            else sum(count_heavy(sub, memo) for sub in _jax.sub_jaxprs(eqn))
+            if eqn.primitive in primitives
+            else sum(_count(primitives, sub, memo) for sub in _jax.sub_jaxprs(eqn))
             for eqn in _jax.equations(jaxpr)
         )
     return found
