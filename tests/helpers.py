@@ -230,15 +230,21 @@ def _computations(hlo: str) -> dict[str, list[str]]:
 # --- processes ------------------------------------------------------------------------------------
 
 
-def python_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment, able to import the library and the tests, on one CPU device."""
+def python_environment(
+    extra: Mapping[str, str] | None = None, *, n_devices: int = 1
+) -> dict[str, str]:
+    """This process's environment, able to import the library and the tests, on CPU devices."""
     source = Path(jitscope.__file__).parent.parent
     path = os.pathsep.join([str(source), str(TESTS), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
+    # The last of a repeated flag counts.
+    environment["XLA_FLAGS"] += f" --xla_force_host_platform_device_count={n_devices}"
     return environment | dict(extra or {})
 
 
-def run_python(arguments: Sequence[str], extra: Mapping[str, str] | None = None) -> str:
+def run_python(
+    arguments: Sequence[str], extra: Mapping[str, str] | None = None, *, n_devices: int = 1
+) -> str:
     """Run the interpreter in a fresh process and return what it printed.
 
     Raises:
@@ -246,7 +252,7 @@ def run_python(arguments: Sequence[str], extra: Mapping[str, str] | None = None)
     """
     done = subprocess.run(
         [sys.executable, *arguments],
-        env=python_environment(extra),
+        env=python_environment(extra, n_devices=n_devices),
         capture_output=True,
         text=True,
         timeout=240,
