@@ -6,6 +6,7 @@ call looks like in optimised HLO.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -19,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from programs import Program, plain
+from programs import PROGRAMS, Program, plain
 
 import jitscope
 from jitscope.structuring.callgraph import CallGraph
@@ -86,6 +87,27 @@ def build_plain(program: Program) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 def build_annotated(program: Program) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return program.build(jitscope.shared_subroutine)
+
+
+@functools.cache
+def plain_result(name: str) -> Any:
+    """What plain `jax.jit` returns for a program of the catalogue; compiled once per process."""
+    with jax.enable_x64(PROGRAMS[name].x64):
+        fun, args = build_plain(PROGRAMS[name])
+        return jax.jit(fun)(*args)
+
+
+@functools.cache
+def plain_gradient(name: str) -> Any:
+    """What plain `jax.jit` returns for the `gradient` of a program of the catalogue."""
+    with jax.enable_x64(PROGRAMS[name].x64):
+        fun, args = build_plain(PROGRAMS[name])
+        return jax.jit(gradient(fun))(*args)
+
+
+def gradient(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient of the `scalar` of a function's result, by its first argument."""
+    return lambda *args: jax.grad(lambda *args: scalar(fun(*args)), allow_int=True)(*args)
 
 
 # --- structure ------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from helpers import (
     build_annotated,
     build_plain,
     kept_calls,
+    plain_result,
     share_all_policy,
     shared_units,
     tagged_calls,
@@ -163,6 +164,8 @@ QUICK = {"grad"}
 @functools.cache
 def reference(name: str, transform: str) -> Any:
     """What plain `jax.jit` returns for the plain program, transformed."""
+    if transform == "value":
+        return plain_result(name)
     f, args = APPLY[transform](*build_plain(PROGRAMS[name]))
     return jax.jit(f)(*args)
 
