@@ -28,7 +28,7 @@ from benchmarks.suites import SUITES, Entry, label
 
 # `test_frameworks` covers the programs that need other packages.
 OWN_PROGRAMS = [program for program in PROGRAMS.values() if not program.packages]
-QUICK = {"seed2022", "nothing_shared", "small_bodies", "mlp", "transformer"}
+QUICK = {"seed2022", "nothing_shared", "small_bodies", "mlp"}
 each_program = pytest.mark.parametrize("program", OWN_PROGRAMS, ids=lambda program: program.name)
 
 

@@ -345,7 +345,13 @@ def test_default_policy_and_outlining_of_annotated_program_equal_plain_jit(progr
 
 
 @pytest.mark.parametrize(
-    "name", ["integer_operands", "message_passing", "transformer", "unused_inputs"]
+    "name",
+    [
+        "integer_operands",
+        "message_passing",
+        pytest.param("transformer", marks=pytest.mark.slow),
+        "unused_inputs",
+    ],
 )
 def test_integer_arguments_have_float0_gradients(name):
     f, args = build_annotated(PROGRAMS[name])
