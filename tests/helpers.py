@@ -6,6 +6,7 @@ call looks like in optimised HLO.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -19,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from programs import Program, plain
+from programs import PROGRAMS, Program, plain
 
 import jitscope
 from jitscope.structuring.callgraph import CallGraph
@@ -86,6 +87,27 @@ def build_plain(program: Program) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 def build_annotated(program: Program) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return program.build(jitscope.shared_subroutine)
+
+
+@functools.cache
+def plain_result(name: str) -> Any:
+    """What plain `jax.jit` returns for a program of the catalogue; compiled once per process."""
+    with jax.enable_x64(PROGRAMS[name].x64):
+        fun, args = build_plain(PROGRAMS[name])
+        return jax.jit(fun)(*args)
+
+
+@functools.cache
+def plain_gradient(name: str) -> Any:
+    """What plain `jax.jit` returns for the `gradient` of a program of the catalogue."""
+    with jax.enable_x64(PROGRAMS[name].x64):
+        fun, args = build_plain(PROGRAMS[name])
+        return jax.jit(gradient(fun))(*args)
+
+
+def gradient(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient of the `scalar` of a function's result, by its first argument."""
+    return lambda *args: jax.grad(lambda *args: scalar(fun(*args)), allow_int=True)(*args)
 
 
 # --- structure ------------------------------------------------------------------------------------
@@ -230,15 +252,21 @@ def _computations(hlo: str) -> dict[str, list[str]]:
 # --- processes ------------------------------------------------------------------------------------
 
 
-def python_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment, able to import the library and the tests, on one CPU device."""
+def python_environment(
+    extra: Mapping[str, str] | None = None, *, n_devices: int = 1
+) -> dict[str, str]:
+    """This process's environment, able to import the library and the tests, on CPU devices."""
     source = Path(jitscope.__file__).parent.parent
     path = os.pathsep.join([str(source), str(TESTS), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
+    # The last of a repeated flag counts.
+    environment["XLA_FLAGS"] += f" --xla_force_host_platform_device_count={n_devices}"
     return environment | dict(extra or {})
 
 
-def run_python(arguments: Sequence[str], extra: Mapping[str, str] | None = None) -> str:
+def run_python(
+    arguments: Sequence[str], extra: Mapping[str, str] | None = None, *, n_devices: int = 1
+) -> str:
     """Run the interpreter in a fresh process and return what it printed.
 
     Raises:
@@ -246,7 +274,7 @@ def run_python(arguments: Sequence[str], extra: Mapping[str, str] | None = None)
     """
     done = subprocess.run(
         [sys.executable, *arguments],
-        env=python_environment(extra),
+        env=python_environment(extra, n_devices=n_devices),
         capture_output=True,
         text=True,
         timeout=240,

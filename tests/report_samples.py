@@ -6,20 +6,16 @@ import jax.numpy as jnp
 from helpers import share_all_policy
 
 import jitscope
+from jitscope.reuse.body_report import BodyReport, NearMiss, Site
+from jitscope.reuse.compiled import Compiled, ForTarget, KeptBody
 from jitscope.reuse.reuse_report import (
-    BodyReport,
-    Compiled,
-    ForTarget,
-    KeptBody,
-    NearMiss,
     ProgramReport,
     Retrace,
     ReuseReport,
-    Seconds,
-    Site,
     SourceCount,
     SubroutineReport,
 )
+from jitscope.reuse.seconds import Seconds
 
 HOSTILE = "</script><script>document.title='hacked'</script><!--<script>\u2028&amp;\"'`${x}{{data}}"
 

@@ -28,7 +28,7 @@ from benchmarks.suites import SUITES, Entry, label
 
 # `test_frameworks` covers the programs that need other packages.
 OWN_PROGRAMS = [program for program in PROGRAMS.values() if not program.packages]
-QUICK = {"seed2022", "nothing_shared", "small_bodies", "mlp", "transformer"}
+QUICK = {"seed2022", "nothing_shared", "small_bodies", "mlp"}
 each_program = pytest.mark.parametrize("program", OWN_PROGRAMS, ids=lambda program: program.name)
 
 
@@ -277,6 +277,7 @@ def test_rolled_program_is_measured_against_a_scan_and_the_stacking():
     assert math.isfinite(found.ratio)
 
 
+@pytest.mark.slow
 def test_cold_starts_of_a_rolled_program_are_measured_where_something_was_rolled():
     settings = {"layers": 8, "width": 16, "heads": 2, "vocabulary": 16}
     settings = dict(PROGRAMS["transformer"].tiny) | {

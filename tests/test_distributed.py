@@ -80,7 +80,7 @@ def free_port() -> int:
 
 def run_two_processes() -> list[dict[str, Any]]:
     """Start both processes on this machine, and read what each found."""
-    environment = python_environment({"XLA_FLAGS": "--xla_force_host_platform_device_count=4"})
+    environment = python_environment(n_devices=4)
     port = str(free_port())
     processes = [
         subprocess.Popen(

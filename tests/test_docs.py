@@ -100,7 +100,18 @@ def in_own_process(*arguments):
     assert process.returncode == 0, process.stdout
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(
+            page,
+            id=page.name,
+            # On the other JAX versions, those that show everything in short stand for the rest.
+            marks=[] if page.name in ("README.md", "quickstart.md") else [pytest.mark.slow],
+        )
+        for page in PAGES
+    ],
+)
 def test_python_of_page_runs_and_prints_what_it_shows(page):
     if not list(examples(page)):
         pytest.skip("no Python on this page")

@@ -382,7 +382,6 @@ CATALOGUE = [
     "checkpoint_of_shared", "scan_in_body", "while_loop_in_body", "cond_in_body", "typed_keys",
 ]  # fmt: skip
 DIFFERENTIATED = ["transformer", "lstm", "custom_vjp_inside", "scan_in_body", "cond_in_body"]
-EIGHT_DEVICES = "--xla_force_host_platform_device_count=8"
 
 
 def fingerprints(names) -> dict[str, str]:
@@ -406,7 +405,7 @@ def total(fun, *args):
 
 def test_fingerprints_are_the_same_in_every_process():
     outputs = [
-        run_python([__file__, *names], {"PYTHONHASHSEED": seed, "XLA_FLAGS": EIGHT_DEVICES})
+        run_python([__file__, *names], {"PYTHONHASHSEED": seed}, n_devices=8)
         for seed, names in (("1", CATALOGUE), ("2", CATALOGUE[::-1]))
     ]
     first, second = (json.loads(out.splitlines()[-1]) for out in outputs)

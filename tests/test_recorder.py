@@ -9,7 +9,7 @@ import pytest
 from report_samples import layers
 
 import jitscope
-from jitscope.reuse.reuse_report import Seconds
+from jitscope.reuse.seconds import Seconds
 
 
 def programs(report):

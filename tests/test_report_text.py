@@ -9,7 +9,9 @@ from report_samples import HOSTILE, body, everything, hostile, layers, program, 
 
 import jitscope
 from jitscope.report import text
-from jitscope.reuse.reuse_report import NearMiss, ReuseReport, Seconds
+from jitscope.reuse.body_report import NearMiss
+from jitscope.reuse.reuse_report import ReuseReport
+from jitscope.reuse.seconds import Seconds
 from jitscope.words import percent, place, printable, size
 
 

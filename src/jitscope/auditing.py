@@ -18,9 +18,12 @@ import numpy as np
 
 from . import _jax
 from .outermost.jit import OutermostJit
-from .reuse.near_misses import differences
+from .reuse.differences import compare
 from .settings import not_counting
 from .trail import TracedCall, Trail, keeping_trail
+
+_MAX_DIFFERENCES = 4
+"""Differences that a finding tells."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,14 +162,15 @@ def _finding(
 ) -> AuditFinding:
     first, *_ = compared = _compared(calls, held)
     others = [call for call in calls if call.digest != first.digest]
-    texts = differences(others[0].jaxpr, first.jaxpr)
+    found = compare(others[0].jaxpr, first.jaxpr, {})
+    texts = tuple(difference.text for difference in found[:_MAX_DIFFERENCES])
     return AuditFinding(
         name=str(key[0]),
         source=key[0].source,
         n_calls=len(calls),
         n_distinct=len({call.digest for call in compared}),
         sites=tuple(dict.fromkeys(call.source for call in others)),
-        differences=tuple(texts) or ("it computes something else altogether",),
+        differences=texts or ("it computes something else altogether",),
         is_held=held is not None,
     )
 

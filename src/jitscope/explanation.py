@@ -22,9 +22,11 @@ from . import _jax
 from .gpu_target import compile_for, is_array
 from .ir.program import Program
 from .outermost.jit import OutermostJit
+from .reuse.compiled import Compiled, ForTarget, KeptBody
 from .reuse.phases import Phases
 from .reuse.reuse import Reuse
-from .reuse.reuse_report import Compiled, ForTarget, KeptBody, ReuseReport, Seconds
+from .reuse.reuse_report import ReuseReport
+from .reuse.seconds import Seconds
 from .settings import not_counting
 from .structuring.policy import Policy
 from .subroutine.functions import name_of

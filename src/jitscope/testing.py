@@ -14,8 +14,9 @@ from typing import Any
 
 from .outermost.jit import OutermostJit
 from .report import text
+from .reuse.body_report import BodyReport
 from .reuse.retraces import subroutine_reports
-from .reuse.reuse_report import BodyReport, ProgramReport, ReuseReport, SubroutineReport
+from .reuse.reuse_report import ProgramReport, ReuseReport, SubroutineReport
 from .settings import not_counting
 from .structuring.policy import Policy, Structure
 from .subroutine.shared import SharedSubroutine

@@ -16,7 +16,7 @@ meaningless in another.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,27 +68,45 @@ def equation_token(eqn: Any) -> Fingerprint:
 def _fingerprint(jaxpr: _jax.AnyJaxpr, tokens: Sequence[Fingerprint] | None = None) -> Fingerprint:
     digest = Digest(fingerprint)
     open_ = _jax.opened(jaxpr)
-    numbers: dict[Any, int] = {}
     for var in (*open_.constvars, *open_.invars):
-        numbers[var] = len(numbers)
         digest.add(_aval_text(var.aval))
     _add_constants(digest, jaxpr)
-    lines = []
-    for eqn, token in zip(open_.eqns, tokens or map(equation_token, open_.eqns), strict=True):
+    tokens = list(map(equation_token, open_.eqns)) if tokens is None else tokens
+    for token in tokens:
         digest.local_because = digest.local_because or token.local_because
-        operands = ",".join([_atom_text(atom, numbers) for atom in eqn.invars])
-        lines.append(f"{token.digest} {operands}")
-        for var in eqn.outvars:
-            numbers[var] = len(numbers)
-    lines.append("->" + ",".join([_atom_text(atom, numbers) for atom in open_.outvars]))
-    digest.add("\0".join(lines))
+    digest.add(_code_text(open_, tokens, literal_text))
     return digest.result()
 
 
-def _atom_text(atom: Any, numbers: Mapping[Any, int]) -> str:
-    if isinstance(atom, _jax.Literal):
-        return literal_text(atom)
-    return str(numbers[atom])
+def text_but_for_literals(jaxpr: _jax.AnyJaxpr) -> str:
+    """A text equal for jaxprs without constants that differ only in literals of equations."""
+    open_ = _jax.opened(jaxpr)
+    types = [_aval_text(var.aval) for var in open_.invars]
+    tokens = list(map(equation_token, open_.eqns))
+    return "\0".join([*types, _code_text(open_, tokens, lambda literal: "=")])
+
+
+def _code_text(open_: Any, tokens: Sequence[Fingerprint], literal: Callable[[Any], str]) -> str:
+    """Equations and results, their operands numbered by first appearance.
+
+    Args:
+      open_: an open jaxpr.
+      tokens: `equation_token` of each of its equations.
+      literal: text of a literal that is an operand of an equation.
+    """
+    numbers = {var: i for i, var in enumerate((*open_.constvars, *open_.invars))}
+    lines = []
+    for eqn, token in zip(open_.eqns, tokens, strict=True):
+        operands = [
+            literal(a) if isinstance(a, _jax.Literal) else str(numbers[a]) for a in eqn.invars
+        ]
+        lines.append(f"{token.digest} {','.join(operands)}")
+        for var in eqn.outvars:
+            numbers[var] = len(numbers)
+    results = [
+        literal_text(a) if isinstance(a, _jax.Literal) else str(numbers[a]) for a in open_.outvars
+    ]
+    return "\0".join([*lines, f"->{','.join(results)}"])
 
 
 def literal_text(literal: Any) -> str:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from .. import _jax
 from .constants import can_lift, with_operands
-from .fingerprint import equation_token, fingerprint, literal_text
+from .fingerprint import fingerprint, literal_text, text_but_for_literals
 from .program import Program
 
 _MIN_EQUATIONS = 12
@@ -105,7 +105,7 @@ def _families(main: _jax.AnyJaxpr) -> Sequence[_Family]:
                 body = eqn.params["jaxpr"]
                 digest = fingerprint(body).digest
                 if digest not in keys:
-                    keys[digest] = _but_for_literals(body)
+                    keys[digest] = text_but_for_literals(body)
                 family = found.setdefault(keys[digest], _Family())
                 family.bodies.setdefault(digest, body)
                 family.n_calls += 1
@@ -116,22 +116,6 @@ def _families(main: _jax.AnyJaxpr) -> Sequence[_Family]:
                         seen.add(id(sub))
                         waiting.append(sub)
     return list(found.values())
-
-
-def _but_for_literals(body: _jax.AnyJaxpr) -> str:
-    """A text equal for bodies that differ only in values of literal operands."""
-    open_ = _jax.opened(body)
-    numbers = {var: i for i, var in enumerate(open_.invars)}
-    lines = [f"{[str(var.aval) for var in open_.invars]}"]
-    for eqn in open_.eqns:
-        operands = ["=" if isinstance(a, _jax.Literal) else str(numbers[a]) for a in eqn.invars]
-        lines.append(f"{equation_token(eqn).digest} {','.join(operands)}")
-        for var in eqn.outvars:
-            numbers[var] = len(numbers)
-    results = [
-        literal_text(a) if isinstance(a, _jax.Literal) else str(numbers[a]) for a in open_.outvars
-    ]
-    return "\n".join([*lines, *results])
 
 
 def _places(bodies: Mapping[str, Any]) -> _Places:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..reuse.reuse_report import BodyReport, NearMiss, ProgramReport
+from ..reuse.body_report import BodyReport, NearMiss
+from ..reuse.reuse_report import ProgramReport
 from ..words import count, place, printable
 from .layout import wrapped
 from .titles import title

@@ -91,7 +91,7 @@ def _record(value: Any, kind: Any, path: str) -> Any:
     if not isinstance(value, dict):
         raise _wrong(path, "an object", value)
     # Exported records give `jitscope` as their module, where the types of their fields are not.
-    hints = typing.get_type_hints(kind, dict(vars(reuse_report)))
+    hints = typing.get_type_hints(kind, localns=dict(vars(reuse_report)))
     fields = {field.name: field for field in dataclasses.fields(kind)}
     unknown = sorted(value.keys() - fields.keys())
     if unknown:

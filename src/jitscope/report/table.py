@@ -9,7 +9,8 @@ import collections
 import textwrap
 from collections.abc import Sequence
 
-from ..reuse.reuse_report import BodyReport, ProgramReport
+from ..reuse.body_report import BodyReport
+from ..reuse.reuse_report import ProgramReport
 from ..words import LEGEND, count, percent, place, printable
 from .layout import cut, wrapped
 from .titles import title, titles

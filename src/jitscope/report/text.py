@@ -12,7 +12,8 @@ import shutil
 import sys
 from typing import TextIO
 
-from ..reuse.reuse_report import Compiled, ProgramReport, ReuseReport, SubroutineReport
+from ..reuse.compiled import Compiled
+from ..reuse.reuse_report import ProgramReport, ReuseReport, SubroutineReport
 from ..words import compiled_alone, count, percent, printable, size, traced_in
 from .advice import advice
 from .layout import cut, wrapped

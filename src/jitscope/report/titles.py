@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..reuse.reuse_report import BodyReport
+from ..reuse.body_report import BodyReport
 from .layout import cut
 
 

@@ -21,7 +21,8 @@ from ..structuring.census import call_sites
 from ..structuring.shared_call import shared_call_p
 from ..structuring.variants import Variants
 from ..subroutine.reasons import type_text
-from .reuse_report import Site, SourceCount
+from .body_report import Site
+from .reuse_report import SourceCount
 
 _MAX_SITES = 256
 """Lines shown for one body; an outlined update of a large model is called from one line."""

@@ -8,7 +8,6 @@ nobody says so.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from .. import _jax
 from ..subroutine.reasons import type_text
@@ -26,7 +25,7 @@ def notes(evidence: Evidence) -> tuple[str, ...]:
 
 def _captured_arrays(evidence: Evidence) -> Iterator[str]:
     program = _jax.opened(evidence.before)
-    sizes = {var: _n_bytes(var.aval) for var in program.invars[: evidence.n_constants]}
+    sizes = {var: _jax.n_bytes(var.aval) for var in program.invars[: evidence.n_constants]}
     if sum(sizes.values()) < _MIN_CAPTURED_BYTES:
         return
     largest = max(sizes, key=sizes.__getitem__)
@@ -48,7 +47,3 @@ def _donations(evidence: Evidence) -> Iterator[str]:
                 "donates arguments, which does nothing within another jit. Donate them where the "
                 "program begins, outermost_jit(donate_argnums=...)"
             )
-
-
-def _n_bytes(aval: Any) -> int:
-    return getattr(aval, "size", 0) * getattr(getattr(aval, "dtype", None), "itemsize", 0)

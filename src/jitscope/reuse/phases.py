@@ -19,7 +19,7 @@ from contextlib import contextmanager
 import jax
 
 from ..settings import is_counting
-from .reuse_report import Seconds
+from .seconds import Seconds
 
 _EVENTS = {
     "/jax/core/compile/jaxpr_trace_duration": ("trace_s", "{}"),

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 from . import records
 from .retraces import subroutine_reports
-from .reuse_report import ReuseReport, Seconds, SubroutineReport
+from .reuse_report import ReuseReport, SubroutineReport
+from .seconds import Seconds
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -12,12 +12,13 @@ from .. import _jax
 from ..structuring.callgraph import CallGraph
 from ..structuring.census import Body, Census
 from ..structuring.policy import Plan, Structure
+from .body_report import BodyReport, NearMiss
 from .evidence import Evidence
 from .near_misses import Candidate, Subroutines, near_misses
 from .notes import notes
 from .phases import Phases
 from .retraces import subroutine_stats
-from .reuse_report import BodyReport, NearMiss, ProgramReport, ReuseReport
+from .reuse_report import ProgramReport, ReuseReport
 
 _COMPILED_ONCE = (Structure.SHARED, Structure.ROLLED, Structure.STAGED)
 

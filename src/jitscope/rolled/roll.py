@@ -23,6 +23,7 @@ from ..structuring.policy import Decision, LoopLimits, Plan, Structure
 from ..structuring.restructure import restructure
 from ..structuring.shared_call import shared_call_p
 from ..structuring.variants import Variants
+from ..words import size
 from .chains import Line, find_chains
 from .demand import Demand
 from .emission import Emission
@@ -99,7 +100,7 @@ def _rolled(
     for loop in demand.loops:
         d = digest(loop.chain.unit)
         note = f"{len(loop.chain)} calls are a loop, stacking copies"
-        reason = f"{decisions[d].reason}; {note} {_size(demand.cost(loop).copied_bytes)}"
+        reason = f"{decisions[d].reason}; {note} {size(demand.cost(loop).copied_bytes)}"
         decisions[d] = dataclasses.replace(decisions[d], reason=reason)
     return dataclasses.replace(program, jaxpr=jaxpr), _with(plan, decisions)
 
@@ -136,10 +137,6 @@ def _too_dear(
         return {}
     dearest = max(demand.loops, key=lambda loop: demand.cost(loop).copied_bytes)
     return {
-        digest(dearest.chain.unit): f"stacking would copy {_size(demand.copied_bytes)} a run, "
-        f"at most {_size(limits.max_stacked_bytes)} are allowed"
+        digest(dearest.chain.unit): f"stacking would copy {size(demand.copied_bytes)} a run, "
+        f"at most {size(limits.max_stacked_bytes)} are allowed"
     }
-
-
-def _size(n_bytes: int) -> str:
-    return f"{n_bytes / 1e6:.3g} MB"

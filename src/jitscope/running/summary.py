@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ..reuse.records import Register
 from ..reuse.reuse import Reuse
-from ..reuse.reuse_report import ProgramReport, Seconds
+from ..reuse.reuse_report import ProgramReport
+from ..reuse.seconds import Seconds
 from ..words import count
 
 _SHOWN = 20
