@@ -182,19 +182,20 @@ def with_global():
     return layer, change
 
 
-def with_attribute():
+def with_what_an_attribute_holds():
     class Layer:
-        gain = 2.0
+        def __init__(self):
+            self.settings = {"gain": 2.0}
 
         @jitscope.shared_subroutine
         def apply(self, x):
-            return x * self.gain
+            return x * self.settings["gain"]
 
     layer = Layer()
-    return layer.apply, lambda: setattr(layer, "gain", 3.0)
+    return layer.apply, lambda: layer.settings.update(gain=3.0)
 
 
-@pytest.mark.parametrize("make", [with_global, with_attribute])
+@pytest.mark.parametrize("make", [with_global, with_what_an_attribute_holds])
 @pytest.mark.parametrize("wrap", [jax.jit, jitscope.outermost_jit, lambda f: jax.jit(jax.grad(f))])
 def test_trace_of_an_earlier_program_that_is_stale_is_found(make, wrap):
     layer, change = make()

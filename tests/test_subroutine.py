@@ -588,12 +588,12 @@ class Scaler:
     __hash__ = None
 
     def __init__(self, k):
-        self.k, self.runs = k, 0
+        self.k, self.runs = k, []
 
     @shared_subroutine
     def apply(self, x):
         """Scales."""
-        self.runs += 1
+        self.runs.append(x)
         return x * self.k
 
     @classmethod
@@ -611,11 +611,47 @@ def test_methods_bind_and_tell_instances_apart():  # jax#5595
     a, b = Scaler(2.0), Scaler(3.0)
     f = jax.jit(lambda x: a.apply(b.apply(a.apply(a.apply(x)))))
     np.testing.assert_allclose(f(X), X * 24)
-    assert (a.runs, b.runs) == (1, 1)
+    assert (len(a.runs), len(b.runs)) == (1, 1)
     np.testing.assert_allclose(Scaler.apply(a, X), X * 2)
     np.testing.assert_allclose(Scaler.of_class(X) + a.of_class(X), X * 12)
     np.testing.assert_allclose(Scaler.of_none(X) + a.of_none(X), X * 20)
     assert a.apply.__doc__ == "Scales." and a.apply.stats().n_traces == 2
+
+
+def test_method_computes_with_the_attributes_that_its_object_has_now():
+    scaler = Scaler(2.0)
+
+    def net(x):
+        x = scaler.apply(scaler.apply(x))
+        scaler.k = 5.0
+        x = scaler.apply(x)
+        scaler.k = 2.0
+        return scaler.apply(x)
+
+    np.testing.assert_allclose(jax.jit(net)(X), X * 2 * 2 * 5 * 2)
+    assert len(scaler.runs) == 2
+    (reason,) = Scaler.apply.stats().retrace_reasons[-1:]
+    assert "self.k: 5.0 against 2.0" in reason
+    scaler.extra = 1
+    scaler.apply(X)
+    assert "self.extra: 1 against not set" in Scaler.apply.stats().retrace_reasons[-1]
+    del scaler.extra
+    scaler.k = 7.0
+    np.testing.assert_allclose(jax.jit(lambda x: net(x))(X), X * 7 * 7 * 5 * 2)
+    np.testing.assert_allclose(scaler.apply(X), X * 2)
+
+
+def test_method_that_changes_its_object_is_traced_for_each_state():
+    class Counter:
+        n = 0
+
+        @shared_subroutine
+        def add(self, x):
+            self.n += 1
+            return x + self.n
+
+    net = jax.jit(lambda counter, x: counter.add(counter.add(counter.add(x))), static_argnums=0)
+    np.testing.assert_allclose(net(Counter(), X), X + 1 + 2 + 3)
 
 
 def test_self_that_is_a_pytree_is_an_operand():

@@ -68,6 +68,30 @@ class ByIdentity:
         return f"<the {type(self.value).__name__} at {self._hash:#x}>"
 
 
+class ByState(ByIdentity):
+    """Equal to a key of the same living object made while its attributes were the same.
+
+    Attributes:
+      attributes: their keys, by name.
+    """
+
+    __slots__ = ("attributes",)
+
+    def __init__(self, value: Any, attributes: Mapping[str, Hashable]) -> None:
+        super().__init__(value)
+        self.attributes = attributes
+        self._hash = hash((self._hash, *attributes.items()))
+
+    __hash__ = ByIdentity.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, ByState)
+            and super().__eq__(other) is True
+            and self.attributes == other.attributes
+        )
+
+
 class Keys:
     """Turns values into keys, and collects what of them cannot outlive a trace.
 
@@ -108,6 +132,16 @@ class Keys:
             return self._compound(kind, value)
         finally:
             del self._open[id(value)]
+
+    def of_instance(self, value: Any) -> Hashable:
+        """The key of the object that a method is called on: as it is now.
+
+        Attributes that are numbers, strings or tuples of these count by value, others by identity.
+        """
+        key, attributes = self.of(value), getattr(value, "__dict__", None)
+        if type(key) is not ByIdentity or type(attributes) is not dict:
+            return key
+        return ByState(value, {str(name): _shallow(each) for name, each in attributes.items()})
 
     def _place_of(self, tracer: Any) -> int:
         for place, known in enumerate(self.tracers):
@@ -199,6 +233,16 @@ class ByEquality:
         return repr(self.value)
 
 
+def _shallow(value: Any) -> Hashable:
+    """The key of an attribute: what it holds may change, which is not looked for."""
+    kind = type(value)
+    if kind is tuple:
+        return (kind, *map(_shallow, value))
+    if kind in _ATOMS or kind in (float, complex) or isinstance(value, (enum.Enum, np.generic)):
+        return Keys().of(value)
+    return ByIdentity(value)
+
+
 def key_of(value: Any) -> Hashable:
     """The key under which `value` equals another value, see the module's docstring."""
     return Keys().of(value)
@@ -230,7 +274,7 @@ def text_of(key: Hashable) -> str:
 
 
 def parts_of(key: Hashable) -> dict[str, Hashable]:
-    """What the function behind a key captured, by name; nothing for other keys."""
+    """What the function behind a key captured, or the object holds; nothing for other keys."""
     match key:
         case ("function", types.CodeType() as code, _, defaults, keyword_defaults, _, *cells):
             parts = dict(zip(code.co_freevars, cells, strict=True))
@@ -240,6 +284,8 @@ def parts_of(key: Hashable) -> dict[str, Hashable]:
             return parts | {name: value for (_, name), value in keyword_defaults}
         case (types.MethodType, function, instance):
             return {**parts_of(function), "__self__": instance}
+        case ByState():
+            return dict(key.attributes)
     return {}
 
 

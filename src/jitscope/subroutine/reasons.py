@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from .. import _jax
-from .keys import ByIdentity, parts_of, text_of
+from .keys import ByIdentity, ByState, parts_of, text_of
 
 FIRST = "first use"
 
@@ -147,11 +147,15 @@ _Values = Mapping[str, tuple[Hashable, str]]
 
 
 def _innermost(old: _Values, new: _Values) -> tuple[_Values, _Values]:
-    """Functions that differ only in what they captured, replaced by what of that differs."""
+    """Functions that differ only in what they captured, objects only in attributes: what differs."""
     before, after = dict(old), dict(new)
     for path in old.keys() & new.keys():
         a, b = old[path][0], new[path][0]
         mine, others = parts_of(a), parts_of(b)
+        if isinstance(a, ByState) and isinstance(b, ByState):
+            if a.value is not b.value:
+                continue
+            mine, others = {**_unset(others), **mine}, {**_unset(mine), **others}
         if a == b or mine.keys() != others.keys():
             continue
         differing = [name for name in mine if mine[name] != others[name]]
@@ -166,6 +170,10 @@ def _innermost(old: _Values, new: _Values) -> tuple[_Values, _Values]:
                 del values[path]
                 values.update(parts)
     return before, after
+
+
+def _unset(attributes: Mapping[str, Hashable]) -> dict[str, Hashable]:
+    return dict.fromkeys(attributes, "not set")
 
 
 def _tree_change(old: str, new: str) -> str:

@@ -27,8 +27,8 @@ class Static:
 
     __slots__ = ("_hash", "_value", "key")
 
-    def __init__(self, value: Any, keys: Keys | None = None) -> None:
-        self.key: Hashable = (keys or Keys()).of(value)
+    def __init__(self, value: Any, *, key: Hashable = None) -> None:
+        self.key = Keys().of(value) if key is None else key
         self._hash = hash(self.key)
         self._value: Callable[[], Any] = lambda: value
         if isinstance(self.key, ByIdentity) or callable(value):
