@@ -695,6 +695,23 @@ def test_ordered_effects_keep_a_program_in_one_executable_and_the_plan_says_so()
     )
 
 
+@pytest.mark.parametrize("why", ["traced", "options", "debug_nans"])
+def test_plan_says_where_a_program_that_has_stages_is_compiled_as_one(why):
+    options = {"donate_argnums": 0} if why != "options" else {"device": jax.devices()[0]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        function = staged(loss, **options)
+    if why == "traced":
+        function.trace(*arguments())
+    else:
+        with jax.debug_nans(why == "debug_nans"):
+            function(*arguments())
+    decisions = [d for d in function.reuse().plan.decisions.values() if "uses" in d.reason]
+    assert decisions
+    assert Structure.STAGED not in structures(function)
+    assert all("not staged: this is the program as one executable" in d.reason for d in decisions)
+
+
 def test_unordered_effects_run_once_each_between_the_stages():
     seen = []
 
