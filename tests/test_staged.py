@@ -880,6 +880,18 @@ def test_update_writes_into_the_donated_parameters():
     assert n_donated >= N_LAYERS
 
 
+@pytest.mark.parametrize("result", ["float16", "float32"])
+def test_donation_that_jit_finds_usable_is_no_warning(result):
+    # By the number of elements, not of bytes.
+    def fun(params, x):
+        return functools.reduce(lambda x, p: block(p, x), params, x).astype(result)
+
+    for make in (staged, jax.jit):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            make(fun, donate_argnums=1)(*arguments())
+
+
 def test_unusable_donation_warns_as_jit_does():
     messages = []
     for make in (staged, jax.jit):
@@ -983,6 +995,20 @@ def test_train_step_on_eight_devices(w, b, x):
     assert is_staged(function, *args)
     for _ in range(2):
         assert_alike(function(*args), jax.jit(step, **options)(*args))
+
+
+@pytest.mark.parametrize("place", [None, P()], ids=["anywhere", "told"])
+def test_donation_on_several_devices_warns_where_jit_does(place):
+    mesh = mesh_of()
+    args = jax.device_put(arguments(), NamedSharding(mesh, P()))
+    options = {} if place is None else {"out_shardings": NamedSharding(mesh, place)}
+    n_warnings = []
+    for make in (staged, jax.jit):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            make(loss, donate_argnums=1, **options)(*args)
+        n_warnings.append(len(caught))
+    assert n_warnings == [len(options)] * 2
 
 
 def test_sharding_constraint_inside():
