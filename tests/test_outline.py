@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 from jax import lax
 from programs import PROGRAMS, plain
 
+import jitscope
 from jitscope import _jax
 from jitscope.ir.constants import hoisted
 from jitscope.ir.fingerprint import fingerprint
@@ -438,6 +439,47 @@ def test_marked_calls_are_in_no_body():
     result = outline(program)
     assert result is not program
     assert sum(e.params.get("name") == "inner" for e in _jax.equations(result.jaxpr)) == 6
+
+
+@pytest.mark.parametrize("first_is_marked", [True, False])
+def test_marks_further_in_tell_equal_jaxprs_apart(first_is_marked):
+    # Both of `twice` have the same equations. Where a mark differs within, one line makes its two
+    # large calls, the other one of them.
+    def layers(layer):
+        @jax.jit
+        def layers(x):
+            for _ in range(4):
+                for j in range(6):
+                    x = lax.sin(layer(x)) + j
+            return x
+
+        return layers
+
+    def twice(first, second):
+        @jax.jit
+        def twice(x):
+            y, z = first(x), second(x)
+            for _ in range(8):
+                y = block(y, x) @ z
+            return y + z
+
+        return twice
+
+    def layer(x):
+        return lax.tanh(x @ x)
+
+    marked, plain = layers(jitscope.shared_subroutine(layer)), layers(jax.jit(layer))
+    both = [twice(marked, plain), twice(plain, plain)]
+    if not first_is_marked:
+        both.reverse()
+    program = captured(lambda x: [fun(x) for fun in both], *arrays(4, 4, n=1))
+    one, other = (eqn.params["jaxpr"] for eqn in _jax.equations(program.jaxpr))
+    assert fingerprint(one).digest == fingerprint(other).digest
+    result = outline(program)
+    one, other = (eqn.params["jaxpr"] for eqn in _jax.equations(result.jaxpr))
+    assert abs(len(_jax.equations(one)) - len(_jax.equations(other))) == 1
+    leaves = arrays(4, 4, n=1)
+    assert_same(evaluated(result, leaves), evaluated(program, leaves), tolerance_factor=10)
 
 
 def test_effects_keep_their_order_and_stay_out_of_bodies():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import pytest
 
@@ -228,3 +229,16 @@ def test_uses_outside_kept_bodies_spell_out_bodies_that_are_not_kept():
     graph = CallGraph(found)
     assert graph.uses_outside(())[inner] == 3 * 4 + 1
     assert graph.uses_outside((outer,))[inner] == 1
+
+
+@pytest.mark.parametrize("n_equations", [200, 2], ids=["kept", "declined"])
+def test_census_may_be_deeper_than_python_calls_itself(n_equations):
+    digests = [f"{i:032x}" for i in range(3 * sys.getrecursionlimit())]
+    callees = [((digest, 1),) for digest in digests[1:]]
+    bodies = [
+        body(fingerprint=Fingerprint(digest), calls=calls, n_equations=n_equations, n_paths=12)
+        for digest, calls in zip(digests, [*callees, ()], strict=True)
+    ]
+    plan = Policy()(Census("net", 10_000, tuple(bodies), ((digests[0], 12),)))
+    assert list(plan) == digests
+    assert (plan[digests[0]].structure is Structure.SHARED) == (n_equations == 200)

@@ -700,6 +700,23 @@ def test_ordered_effects_keep_a_program_in_one_executable_and_the_plan_says_so()
     )
 
 
+@pytest.mark.parametrize("why", ["traced", "options", "debug_nans"])
+def test_plan_says_where_a_program_that_has_stages_is_compiled_as_one(why):
+    options = {"donate_argnums": 0} if why != "options" else {"device": jax.devices()[0]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        function = staged(loss, **options)
+    if why == "traced":
+        function.trace(*arguments())
+    else:
+        with jax.debug_nans(why == "debug_nans"):
+            function(*arguments())
+    decisions = [d for d in function.reuse().plan.decisions.values() if "uses" in d.reason]
+    assert decisions
+    assert Structure.STAGED not in structures(function)
+    assert all("not staged: this is the program as one executable" in d.reason for d in decisions)
+
+
 def test_unordered_effects_run_once_each_between_the_stages():
     seen = []
 
@@ -868,6 +885,18 @@ def test_update_writes_into_the_donated_parameters():
     assert n_donated >= N_LAYERS
 
 
+@pytest.mark.parametrize("result", ["float16", "float32"])
+def test_donation_that_jit_finds_usable_is_no_warning(result):
+    # By the number of elements, not of bytes.
+    def fun(params, x):
+        return functools.reduce(lambda x, p: block(p, x), params, x).astype(result)
+
+    for make in (staged, jax.jit):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            make(fun, donate_argnums=1)(*arguments())
+
+
 def test_unusable_donation_warns_as_jit_does():
     messages = []
     for make in (staged, jax.jit):
@@ -971,6 +1000,20 @@ def test_train_step_on_eight_devices(w, b, x):
     assert is_staged(function, *args)
     for _ in range(2):
         assert_alike(function(*args), jax.jit(step, **options)(*args))
+
+
+@pytest.mark.parametrize("place", [None, P()], ids=["anywhere", "told"])
+def test_donation_on_several_devices_warns_where_jit_does(place):
+    mesh = mesh_of()
+    args = jax.device_put(arguments(), NamedSharding(mesh, P()))
+    options = {} if place is None else {"out_shardings": NamedSharding(mesh, place)}
+    n_warnings = []
+    for make in (staged, jax.jit):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            make(loss, donate_argnums=1, **options)(*args)
+        n_warnings.append(len(caught))
+    assert n_warnings == [len(options)] * 2
 
 
 def test_sharding_constraint_inside():

@@ -18,8 +18,8 @@ def not_collected() -> Iterator[None]:
     if not gc.isenabled():
         yield
         return
-    gc.disable()
     try:
+        gc.disable()  # within, since an interrupt may come before the next line
         yield
     finally:
         gc.enable()

@@ -42,6 +42,10 @@ _NOT_STRUCTURED = (
     "has no record of it, since jitscope could not structure the program and left it as jax.jit "
     "would compile it: {}: {}. JITSCOPE_STRICT=1 raises that, with its traceback."
 )
+_AS_ONE = (
+    "this is the program as one executable, which .trace, .eval_shape, jax_debug_nans, and some "
+    "options and places of arguments ask for"
+)
 
 
 class _Active(threading.local):
@@ -191,25 +195,25 @@ class OutermostJit:
             made = self._made(program)
             if made is None:
                 return None
-            stages, plan = self._cut(made)
+            stages, _ = self._cut(made)
             if stages is None:
                 return None
-            self._note(made, plan, phases)
+            self._note(made, with_stages(made.plan, made.program), phases)
             options = self._options.get("compiler_options")
             return StagedProgram(made.program, stages, (args, kwargs), options, phases)
 
-    def _cut(self, made: Structured) -> tuple[Stages | None, Plan]:
-        """The stages of a program, if it can be cut, and the plan that says so or why not."""
+    def _cut(self, made: Structured) -> tuple[Stages | None, str]:
+        """The stages of a program, or None and why it cannot be cut."""
         why_not = obstacle(made.program)
         if not why_not:
             try:
-                return cut_into_stages(made.program), with_stages(made.plan, made.program)
+                return cut_into_stages(made.program), ""
             except Exception as error:
                 if strict():
                     raise
                 _warn_fallback(self, error)
                 why_not = f"jitscope could not cut it: {type(error).__name__}: {error}"
-        return None, without_stages(made.plan, why_not)
+        return None, why_not
 
     def _warn_of_hidden_state(self, args: tuple, kwargs: dict, static: dict[str, Any]) -> None:
         from ..auditing import audited  # which imports this module
@@ -223,7 +227,11 @@ class OutermostJit:
         made = self._made(program)
         if made is None:
             return program
-        self._note(made, self._cut(made)[1] if self._staged else made.plan, phases)
+        plan = made.plan
+        if self._staged:
+            stages, why_not = self._cut(made)
+            plan = without_stages(plan, why_not if stages is None else _AS_ONE)
+        self._note(made, plan, phases)
         return made.program
 
     def _made(self, program: Program) -> Structured | None:

@@ -89,7 +89,9 @@ class _Outliner:
         if len(eqns) > 1:
             line = self._line(eqns, list(map(equation_token, eqns)))
             line, new_outvars = self._without_duplicates(line, outvars)
-            line, found = self._searched(line, new_outvars, self._identity(jaxpr))
+            line, found = self._searched(
+                line, new_outvars, self._identity(jaxpr, line, new_outvars)
+            )
             if found:
                 return _jax.rebuilt(jaxpr, eqns=list(line.eqns), outvars=list(new_outvars))
         if all(map(_is, eqns, before)):
@@ -120,11 +122,18 @@ class _Outliner:
 
     # --- rounds: what repeats, what then still repeats, ... -------------------------------
 
-    def _identity(self, jaxpr: _jax.AnyJaxpr) -> Hashable:
-        """Equal for jaxprs in which the same is found. Nothing equals the program itself."""
+    def _identity(self, jaxpr: _jax.AnyJaxpr, line: _Line, outvars: Sequence[Any]) -> Hashable:
+        """Equal for jaxprs in whose lines the same is found. Nothing equals the program itself.
+
+        Jaxprs that are equal may have lines that are not: marks further in, which no fingerprint
+        knows of, change what is outlined there, and so what is done twice here.
+        """
         if jaxpr is self._main:
             return None
-        return fingerprint(jaxpr), tuple(map(is_marked, _jax.equations(jaxpr)))
+        before = _jax.equations(jaxpr)
+        if len(line.eqns) < len(before) or not all(map(_is, line.eqns, before)):
+            jaxpr = _jax.rebuilt(jaxpr, eqns=list(line.eqns), outvars=list(outvars))
+        return fingerprint(jaxpr, line.tokens), tuple(map(is_marked, line.eqns))
 
     def _searched(
         self, line: _Line, outvars: Sequence[Any], identity: Hashable

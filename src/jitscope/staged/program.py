@@ -177,7 +177,9 @@ class StagedProgram:
         )
 
     def _made(self, place: Place) -> _Runs:
-        self._warn_of_unusable_donations()
+        # On several devices `jit` leaves donation to XLA, unless told where all results lie.
+        if place.n_devices == 1 or None not in self._boundary.out_shardings:
+            self._warn_of_unusable_donations()
         make = self._executables.compiled if place.n_devices == 1 else self._executables.jitted
         executables = {key: _jax.direct_call(one) for key, one in make(place.sharding).items()}
         runs = tuple(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import collections
 import dataclasses
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from .. import _jax
@@ -190,22 +190,31 @@ def _usable(step: Step, avals: Sequence[Any], given_up: set[int]) -> set[int]:
     return {ends[i] for i in paired}
 
 
-def pairs(offered: Sequence[Any], wanted: Sequence[Any]) -> set[int]:
+def _same_type(a: Any, b: Any) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype
+
+
+def _same_bytes(a: Any, b: Any) -> bool:
+    return _jax.n_bytes(a) == _jax.n_bytes(b)
+
+
+def same_length(a: Any, b: Any) -> bool:
+    """Whether two arrays have as many elements: what `jit` matches donated arguments by."""
+    return a.size == b.size
+
+
+def pairs(
+    offered: Sequence[Any],
+    wanted: Sequence[Any],
+    same_size: Callable[[Any, Any], bool] = _same_bytes,
+) -> set[int]:
     """Positions of the offered buffers that find a result: of their type, else of their size."""
     paired: set[int] = set()
     left = list(wanted)
-    for same in (_same_type, _same_size):
+    for same in (_same_type, same_size):
         for i, aval in enumerate(offered):
             match = next((j for j, want in enumerate(left) if same(aval, want)), None)
             if i not in paired and match is not None:
                 paired.add(i)
                 del left[match]
     return paired
-
-
-def _same_type(a: Any, b: Any) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype
-
-
-def _same_size(a: Any, b: Any) -> bool:
-    return _jax.n_bytes(a) == _jax.n_bytes(b)

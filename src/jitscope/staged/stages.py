@@ -27,7 +27,14 @@ from ..ir.fingerprint import fingerprint
 from ..ir.program import Program
 from ..structuring.shared_call import shared_call_p
 from .recompute import with_recomputation
-from .schedule import Step, pairs, stretches_of, with_donation, with_lifetimes
+from .schedule import (
+    Step,
+    pairs,
+    same_length,
+    stretches_of,
+    with_donation,
+    with_lifetimes,
+)
 
 _MIN_STEPS = 2  # fewer runs of a body than this save nothing
 
@@ -59,7 +66,7 @@ class Stages:
       used: operands that some step reads.
       results: slots of the program's results.
       given_up: slots of donated operands whose buffers results can use.
-      unusable: types of the other donated operands.
+      unusable: types of donated operands that match no result.
       spans_devices: whether something in them names more than one device.
     """
 
@@ -273,12 +280,14 @@ class _Cutter:
         return results
 
     def _given_up(self, results: Sequence[int]) -> tuple[set[int], tuple[Any, ...]]:
-        """Donated operands whose buffer a result can use, and the types of the others."""
+        """Donated operands whose buffer a result can use, and the types that `jit` warns of."""
         used = {slot for step in self._steps for slot in step.operands}
         donated = [slot for slot in self._donated if slot in used]
-        paired = pairs([self._avals[i] for i in donated], [self._avals[i] for i in results])
-        unusable = [self._avals[slot] for i, slot in enumerate(donated) if i not in paired]
-        return {donated[i] for i in paired}, tuple(unusable)
+        offered = [self._avals[slot] for slot in donated]
+        wanted = [self._avals[slot] for slot in results]
+        matched = pairs(offered, wanted, same_length)
+        unusable = [aval for i, aval in enumerate(offered) if i not in matched]
+        return {donated[i] for i in pairs(offered, wanted)}, tuple(unusable)
 
 
 # --- devices --------------------------------------------------------------------------------------

@@ -25,18 +25,20 @@ class CallGraph:
 
     def callers_first(self) -> Iterator[Body]:
         """The bodies in an order in which each follows all that call it."""
+        # Without recursion: a census made by hand may be deeper than Python calls itself.
         finished: list[str] = []
         seen: set[str] = set()
-
-        def visit(calls: Mapping[str, int]) -> None:
-            for digest in calls:
-                if digest not in seen:
-                    seen.add(digest)
-                    visit(dict(self._bodies[digest].calls))
-                    finished.append(digest)
-
-        visit(self._program_calls)
-        return (self._bodies[digest] for digest in reversed(finished))
+        under_way = [("", iter(self._program_calls))]
+        while under_way:
+            caller, callees = under_way[-1]
+            callee = next((digest for digest in callees if digest not in seen), None)
+            if callee is None:
+                under_way.pop()
+                finished.append(caller)
+            else:
+                seen.add(callee)
+                under_way.append((callee, iter(dict(self._bodies[callee].calls))))
+        return (self._bodies[digest] for digest in reversed(finished[:-1]))
 
     def with_uses(self, kept: Collection[str]) -> Iterator[tuple[Body, int]]:
         """Bodies, callers first, and how many calls of each are not within ``kept`` bodies.
@@ -65,10 +67,12 @@ class CallGraph:
 
         What lies within them is left out.
         """
-        for digest, n_calls in body.calls:
-            callee = self._bodies[digest]
-            if wanted(callee):
-                yield callee, n_calls
-            else:
-                for inner, n_inner in self.outermost_within(callee, wanted):
-                    yield inner, n_inner * n_calls
+        waiting = [(body, 1)]
+        while waiting:
+            caller, n_runs = waiting.pop()
+            for digest, n_calls in caller.calls:
+                callee = self._bodies[digest]
+                if wanted(callee):
+                    yield callee, n_calls * n_runs
+                else:
+                    waiting.append((callee, n_calls * n_runs))
