@@ -604,7 +604,10 @@ def test_lower_gives_all_stages():
     assert len(lowered.stages) == len(stages.stages)
     assert sum(lowered.n_runs) == len(stages.steps)
     assert lowered.as_text().count("stablehlo.dot_general") >= 2
-    assert len(lowered.compile()) == len(lowered.stages)
+    compiled = lowered.compile()
+    assert len(compiled) == len(lowered.stages)
+    with pytest.raises(TypeError, match="cannot be called as one. Call the function"):
+        compiled(*args)
 
 
 def test_lower_takes_types_for_arrays():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import textwrap
 from typing import TYPE_CHECKING, Any
@@ -108,6 +109,9 @@ def replace_file(path: str | os.PathLike[str], content: str | bytes) -> None:
         with open(path, "wb") as file:
             file.write(data)
         return
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(errno.ENOENT, "there is no such directory", folder)
     unfinished = f"{path}.{os.getpid()}.unfinished"
     try:
         with open(unfinished, "wb") as file:

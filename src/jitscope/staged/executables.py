@@ -230,9 +230,22 @@ class StagedLowered:
         """The text of all stages."""
         return "\n".join(stage.as_text() for stage in self.stages)
 
-    def compile(self) -> tuple[Any, ...]:
+    def compile(self) -> StagedCompiled:
         """One ``jax.stages.Compiled`` for each stage, compiled in parallel."""
-        return tuple(self._compile_all())
+        return StagedCompiled(self._compile_all())
+
+
+class StagedCompiled(tuple[Any, ...]):
+    """The compiled stages of a program, to be looked at: what runs them is the function."""
+
+    __slots__ = ()
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(
+            f"this is what a staged program was compiled to, {len(self)} stages, which cannot be "
+            "called as one. Call the function of outermost_jit(staged=True) itself; or, to call "
+            "what .lower(...).compile() returns, leave staged=True out."
+        )
 
 
 def _key(step: Step) -> Key:

@@ -147,7 +147,7 @@ _Values = Mapping[str, tuple[Hashable, str]]
 
 
 def _innermost(old: _Values, new: _Values) -> tuple[_Values, _Values]:
-    """Functions that differ only in what they captured, objects only in attributes: what differs."""
+    """Functions that differ only in captures, objects in attributes, replaced by what differs."""
     before, after = dict(old), dict(new)
     for path in old.keys() & new.keys():
         a, b = old[path][0], new[path][0]

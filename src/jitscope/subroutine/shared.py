@@ -232,18 +232,29 @@ class SharedSubroutine:
         if not ("racer" in text or "oncrete" in text) or hasattr(error, "_jitscope_explained"):
             return
         numbers = [
-            (label, value)
+            (label, jax.tree_util.keystr(path), leaf)
             for label, value in self._binder.labelled(args, kwargs)
-            if type(value) in (bool, int, float, complex)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(value)
+            if type(leaf) in (bool, int, float, complex)
         ]
         if numbers:
-            names = ", ".join(repr(label) for label, _ in numbers)
-            found = ", ".join(f"{label}={value!r}" for label, value in numbers)
+            shown = [f"{label}{path}={value!r}" for label, path, value in numbers]
+            more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+            names = ", ".join(dict.fromkeys(repr(label) for label, path, _ in numbers if not path))
+            cures = [f"declare it static: shared_subroutine(static_argnames=({names},))"] * bool(
+                names
+            )
+            if any(path for _, path, _ in numbers):
+                cures.append(
+                    "of a field of a module make static data (eqx.field(static=True) in Equinox, "
+                    "jax.tree_util.register_dataclass(meta_fields=...)), and of an entry of a "
+                    "container an argument of its own"
+                )
             error.add_note(
-                f"jitscope: the shared subroutine {self.__name__!r} was called with {found}. "
+                f"jitscope: the shared subroutine {self.__name__!r} was called with "
+                f"{', '.join(shown[:_SHOWN])}{more}. "
                 "Python numbers are traced, so Python code cannot branch on them or use them as "
-                "a shape, an axis or a loop bound. If that is what failed, declare it static: "
-                f"shared_subroutine(static_argnames=({names},))."
+                f"a shape, an axis or a loop bound. If that is what failed, {'; '.join(cures)}."
             )
             error._jitscope_explained = True  # type: ignore[attr-defined]
 
@@ -286,6 +297,9 @@ class SharedSubroutine:
 
     def __repr__(self) -> str:
         return f"<shared subroutine {self.__name__} ({self._name.source})>"
+
+
+_SHOWN = 5  # numbers that a message names
 
 
 def _fixed_contents(cells: Sequence[types.CellType]) -> tuple:

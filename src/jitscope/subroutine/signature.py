@@ -201,8 +201,17 @@ def _check_static(value: Any, label: str, name: str, why: str) -> None:
             "is not hashable, so a trace cannot be kept for its value. Allowed are arrays, "
             "pytrees of arrays, and hashable values. Pass a tuple for a list, a frozenset for a "
             "set, a class with __eq__ and __hash__ (such as a frozen dataclass) for other "
-            "settings, or register the class as a pytree if it holds arrays."
+            f"settings, or register the class as a pytree if it holds arrays.{_hint(value)}"
         ) from None
+
+
+def _hint(value: Any) -> str:
+    if any(kind.__module__.startswith("flax.linen") for kind in type(value).__mro__):
+        return (
+            " Methods of Flax Linen modules cannot be marked: outermost_jit finds their layers "
+            "by itself."
+        )
+    return ""
 
 
 def _is_default(value: Any, default: Any) -> bool:
