@@ -334,6 +334,16 @@ def test_callbacks_make_it_local():
     assert found.is_local
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "int4", "complex64"])
+def test_captured_arrays_count_by_content_whatever_their_type(dtype):
+    def found(*values):
+        captured = jnp.asarray(values).astype(dtype)
+        return fingerprint(jax.make_jaxpr(lambda x: x * captured)(jnp.ones(2).astype(dtype)))
+
+    assert found(1, 2) == found(1, 2) != found(1, 3)
+    assert not found(1, 2).is_local
+
+
 def test_captured_keys_make_it_local():
     key = jax.random.key(0)
     found = of(lambda x: x + jax.random.bits(key))

@@ -148,12 +148,13 @@ class Digest:
             self.add_local(value, f"{what} holds an array that this process cannot read")
             return
         array = np.asarray(value)
+        if array.dtype.hasobject:
+            self.add_local(value, f"{what} holds an array of Python objects")
+            return
         self.add(f"array {array.dtype} {array.shape}")
-        self.add(
-            hashlib.blake2b(
-                np.ascontiguousarray(array).data.cast("B") if array.size else b""
-            ).hexdigest()
-        )
+        # As bytes: not every type of elements (bfloat16, int4) has a buffer of its own.
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.nbytes else b""
+        self.add(hashlib.blake2b(data).hexdigest())
 
 
 def _local_number(value: Any) -> int:
