@@ -703,17 +703,16 @@ def test_ordered_effects_keep_a_program_in_one_executable_and_the_plan_says_so()
     )
 
 
-@pytest.mark.parametrize("why", ["traced", "options", "debug_nans"])
+@pytest.mark.parametrize("why", ["places", "options", "debug_nans"])
 def test_plan_says_where_a_program_that_has_stages_is_compiled_as_one(why):
-    options = {"donate_argnums": 0} if why != "options" else {"device": jax.devices()[0]}
+    options = {"device": jax.devices()[0]} if why == "options" else {}
+    if why == "places":
+        options["out_shardings"] = NamedSharding(mesh_of(), P())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         function = staged(loss, **options)
-    if why == "traced":
-        function.trace(*arguments())
-    else:
-        with jax.debug_nans(why == "debug_nans"):
-            function(*arguments())
+    with jax.debug_nans(why == "debug_nans"):
+        function(*arguments())
     decisions = [d for d in function.reuse().plan.decisions.values() if "uses" in d.reason]
     assert decisions
     assert Structure.STAGED not in structures(function)

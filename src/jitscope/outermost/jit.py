@@ -24,7 +24,7 @@ from ..reuse import records
 from ..reuse.phases import Phases, claim_phases
 from ..reuse.reuse import Reuse
 from ..settings import is_disabled, strict
-from ..staged.jit import StagedJit
+from ..staged.jit import StagedJit, is_run_as_one
 from ..staged.plan import obstacle, with_stages, without_stages
 from ..staged.program import StagedProgram
 from ..staged.stages import Stages, cut_into_stages
@@ -43,8 +43,8 @@ _NOT_STRUCTURED = (
     "would compile it: {}: {}. JITSCOPE_STRICT=1 raises that, with its traceback."
 )
 _AS_ONE = (
-    "this is the program as one executable, which .trace, .eval_shape, jax_debug_nans, and some "
-    "options and places of arguments ask for"
+    "this is the program as one executable, which jax_debug_nans, and some options and places of "
+    "arguments ask for"
 )
 
 
@@ -230,7 +230,10 @@ class OutermostJit:
         plan = made.plan
         if self._staged:
             stages, why_not = self._cut(made)
-            plan = without_stages(plan, why_not if stages is None else _AS_ONE)
+            if stages is not None and not is_run_as_one():  # traced: the plan is that of a call
+                plan = with_stages(plan, made.program)
+            else:
+                plan = without_stages(plan, why_not or _AS_ONE)
         self._note(made, plan, phases)
         return made.program
 

@@ -13,7 +13,9 @@ compiled when it first runs, or when it is lowered.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -54,6 +56,29 @@ class _Carrier:
 jax.tree_util.register_pytree_node(
     _Carrier, lambda carrier: ((), carrier), lambda carrier, _: carrier
 )
+
+
+class _AsOne(threading.local):
+    """How many programs this thread runs, or lowers to run, as one executable."""
+
+    depth = 0
+
+
+_as_one = _AsOne()
+
+
+def is_run_as_one() -> bool:
+    """Whether a staged function that this thread traces now will run as one executable."""
+    return _as_one.depth > 0
+
+
+@contextlib.contextmanager
+def _run_as_one() -> Iterator[None]:
+    _as_one.depth += 1
+    try:
+        yield
+    finally:
+        _as_one.depth -= 1
 
 
 class StagedJit:
@@ -101,13 +126,19 @@ class StagedJit:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         staged = self._signature(*args, **kwargs).staged
         result = UNSTAGED if staged is None else staged(args, kwargs)
-        return self._unstaged(*args, **kwargs) if result is UNSTAGED else result
+        if result is UNSTAGED:
+            with _run_as_one():
+                return self._unstaged(*args, **kwargs)
+        return result
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """All stages, lowered; ``jax.jit``'s where the program is not staged."""
         staged = self._signature.eval_shape(*args, **kwargs).staged
         lowered = None if staged is None else staged.lower(args, kwargs)
-        return self._unstaged.lower(*args, **kwargs) if lowered is None else lowered
+        if lowered is None:
+            with _run_as_one():
+                return self._unstaged.lower(*args, **kwargs)
+        return lowered
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit(f).trace``, of the program as one executable."""
