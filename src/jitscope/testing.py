@@ -225,10 +225,8 @@ def _program(fun: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Pr
     if options:
         fresh.__wrapped__ = called  # whose signature the options refer to
     traced = OutermostJit(fresh, policy, options, **ours)
-    # A staged program's `.trace` is that of the program as one.
-    trace = traced.lower if ours.get("staged") else traced.trace
     with not_counting():
-        trace(*args, **kwargs)
+        traced.trace(*args, **kwargs)
     return traced.reuse().report().programs[0]
 
 
