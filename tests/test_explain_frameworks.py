@@ -72,3 +72,13 @@ def test_counts_are_true(make):
         assert (
             len(body.sites) == _MAX_SITES or sum(site.n_calls for site in body.sites) == body.n_uses
         )
+
+
+def test_bodies_are_placed_at_lines_of_the_user_not_of_the_library():
+    fun, args = flax_transformer()
+    traced = jitscope.outermost_jit(fun)
+    traced.trace(*args)
+    assert {body.name for body in traced.reuse().census.bodies} >= {"Block", "Block_gradient"}
+    for body in traced.reuse().census.bodies:
+        if body.outlined:
+            assert body.source.startswith(__file__), body

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -40,8 +41,25 @@ def wraps(fun: Callable[..., Any]) -> Callable[[F], F]:
 
 
 def source_line(eqn: JaxprEqn) -> str:
-    """``file:line (function)`` of the user's code behind an equation."""
-    return source_info_util.summarize(eqn.source_info)
+    """``file:line (function)`` of the user's code behind an equation.
+
+    The innermost line that is no installed package's; of those if there is no other, and empty if
+    JAX knows none.
+    """
+    innermost = None
+    for frame in _source_info.user_frames(eqn.source_info.traceback):
+        innermost = innermost or frame
+        if not _IN_A_PACKAGE.search(frame.file_name):
+            return _line(frame)
+    return _line(innermost) if innermost else ""
+
+
+_IN_A_PACKAGE = re.compile(r"[/\\](site|dist)-packages[/\\]")
+
+
+def _line(frame: Any) -> str:
+    column = f":{frame.start_column}" if frame.start_column else ""
+    return f"{frame.file_name}:{frame.start_line}{column} ({frame.function_name})"
 
 
 def current_source_line() -> str:
