@@ -153,8 +153,8 @@ class Digest:
             return
         self.add(f"array {array.dtype} {array.shape}")
         # As bytes: not every type of elements (bfloat16, int4) has a buffer of its own.
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.nbytes else None
-        self.add(hashlib.blake2b(b"" if data is None else data.data).hexdigest())
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.nbytes else b""
+        self.add(hashlib.blake2b(data).hexdigest())
 
 
 def _local_number(value: Any) -> int:
