@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jax._src.interpreters import ad, partial_eval as pe, remat as _remat
+from jax._src.pjit import _pjit_lowering
 from jax.extend import source_info_util
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
@@ -63,25 +63,22 @@ def structured_call_primitive(
 
         return with_equation
 
-    def lowered(
+    def lowering(
+        ctx: mlir.LoweringRuleContext,
         *args: Any,
         name: str,
         shared: AnyJaxpr,
         operands: Sequence[int],
         results: Sequence[int],
-        scoped: bool,
+        unit: str,
         **_: Any,
     ) -> list[Any]:
-        body = _in_scope(shared, name) if scoped else shared
-        out = jit_p.bind(*(args[i] for i in operands), **jit_params(body, name))
-        return [out[i] for i in results]
-
-    def lowering(ctx: mlir.LoweringRuleContext, *args: Any, **params: Any) -> Any:
-        tags = attributes(_target(ctx), params["unit"])
-        out = mlir.lower_fun(functools.partial(lowered, scoped=bool(tags)))(ctx, *args, **params)
+        tags = attributes(_target(ctx), unit)
+        body = _in_scope(shared, name) if tags else shared
+        out = _lower_jit(ctx, body, name, [args[i] for i in operands])
         if tags:
             _tag_call(ctx.module_context, out, tags)
-        return out
+        return [out[i] for i in results]
 
     call_p.def_impl(as_jit(jit_p.bind))
     call_p.def_effectful_abstract_eval(as_jit(jit_p.abstract_eval))
@@ -96,6 +93,17 @@ def structured_call_primitive(
     )
     _remat.rules[call_p] = as_jit(_remat.rules[jit_p])
     return call_p
+
+
+def _lower_jit(
+    ctx: mlir.LoweringRuleContext, body: AnyJaxpr, name: str, args: Sequence[Any]
+) -> list[Any]:
+    """Values of a nested jit of ``body`` that is lowered in place of the equation of ``ctx``.
+
+    (``mlir.lower_fun`` would trace the nested jit once more for every call.)
+    """
+    ctx = ctx.replace(primitive=jit_p, avals_in=body.in_avals, avals_out=body.out_avals)
+    return _pjit_lowering(ctx, *args, **jit_params(body, name))
 
 
 def _target(ctx: mlir.LoweringRuleContext) -> Target:
