@@ -64,7 +64,7 @@ def _stack_and_unstack(layers: Sequence[Any]) -> list[Any]:
 def _calls(settings: Mapping[str, int]) -> dict[str, _Call]:
     plain = transformer.make(lambda layer: layer, **settings)
     scan = transformer.make_scan(**settings)
-    policy = jitscope.Policy(rolled=True, min_saved=1, min_saved_gradient=1)
+    policy = jitscope.Policy(rolled=True, min_saved=1, min_saved_growing=1)
     rolled = jitscope.outermost_jit(plain.fun, policy=policy)
     jitted, scanned, stacking = map(jax.jit, (plain.fun, scan.fun, _stack_and_unstack))
     calls: dict[str, _Call] = {

@@ -120,7 +120,7 @@ EAGER_LIMITS = {
     "min_equations_per_value": 1,
     "min_saved_light": 1,
     "min_saved": 1,
-    "min_saved_gradient": 1,
+    "min_saved_growing": 1,
 }
 """Limits of a `Policy` with which whatever repeats is worth it."""
 

@@ -65,7 +65,10 @@ def test_every_body_is_decided():
         ({"obstacle": "it has side effects", "n_uses": 1}, "it has side effects"),
         ({"obstacle": "it has side effects", "forced": "shared"}, "it has side effects"),
         ({"n_heavy": 34}, "200 equations, a kept call pays from 204"),
-        ({"n_uses": 4, "n_equations": 50}, "150 equations, they pay from 1100"),
+        ({"n_uses": 4, "n_equations": 50}, "150 equations, they pay from 2000"),
+        ({"n_uses": 3, "grows": True}, "3 uses"),
+        ({"n_equations": 36, "grows": True}, "396 equations, they pay from 400"),
+        ({"n_equations": 181, "grows": True, "n_chained": 5}, "they pay from 2000"),
         ({"n_heavy": 0, "n_equations": 16}, "176 equations, they pay from 180"),
         ({"n_heavy": 0, "n_chained": 5}, "do not feed each other"),
         ({"n_heavy": 0, "n_boundary": 51}, "51 values cross each call: such calls pay from 204"),
@@ -80,14 +83,15 @@ def test_body_stays_nested_when(fields, reason):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"n_uses": 4, "n_equations": 367},
+        {"n_uses": 4, "n_equations": 667},
+        {"n_uses": 5, "n_equations": 100, "grows": True},
         {"n_heavy": 0, "n_boundary": 50},
         {"n_heavy": 1, "n_boundary": 51},
-        {"n_equations": 100},
+        {"n_equations": 182},
         {"n_heavy": 0, "n_equations": 17},
         {"n_heavy": 0, "n_chained": 6},
         {"n_chained": 0},
-        {"n_uses": 100, "n_equations": 18, "n_paths": 100, "n_heavy": 3},
+        {"n_uses": 120, "n_equations": 18, "n_paths": 120, "n_heavy": 3},
     ],
 )
 def test_body_is_shared_from_the_threshold_on(fields):
@@ -95,15 +99,23 @@ def test_body_is_shared_from_the_threshold_on(fields):
 
 
 def test_convolutions_pay_from_twice_as_many_uses():
-    assert structure(body(n_uses=7, n_convolutions=1)) == [Structure.NESTED]
-    assert structure(body(n_uses=8, n_convolutions=1)) == [Structure.SHARED]
-    assert structure(body(n_uses=7)) == [Structure.SHARED]
+    large = {"n_equations": 400}
+    assert structure(body(n_uses=7, n_convolutions=1, **large)) == [Structure.NESTED]
+    assert structure(body(n_uses=8, n_convolutions=1, **large)) == [Structure.SHARED]
+    assert structure(body(n_uses=7, **large)) == [Structure.SHARED]
 
 
 def test_savings_of_heavy_bodies_add_up():
-    half = body(n_uses=5, n_equations=150)
+    half = body(n_uses=5, n_equations=300)
     assert structure(half) == [Structure.NESTED]
     assert structure(half, half) == [Structure.SHARED] * 2
+
+
+def test_one_growing_body_makes_calls_of_all_pay():
+    forward = body(n_uses=5, n_equations=60)
+    backward = dataclasses.replace(forward, grows=True)
+    assert structure(forward, forward) == [Structure.NESTED] * 2
+    assert structure(forward, backward) == [Structure.SHARED] * 2
 
 
 def test_savings_of_light_bodies_do_not_add_up():
@@ -112,7 +124,7 @@ def test_savings_of_light_bodies_do_not_add_up():
 
 
 def test_unfit_bodies_add_nothing():
-    half, unfit = body(n_uses=5, n_equations=150), body(obstacle="it has side effects")
+    half, unfit = body(n_uses=5, n_equations=300), body(obstacle="it has side effects")
     assert structure(half, unfit) == [Structure.NESTED] * 2
 
 

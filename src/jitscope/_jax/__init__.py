@@ -50,6 +50,7 @@ from .nested_jit import (
     with_leading_operands as with_leading_operands,
 )
 from .primitives import (
+    BROADCASTS as BROADCASTS,
     CONTEXT_PARTS as CONTEXT_PARTS,
     CONVOLUTIONS as CONVOLUTIONS,
     DERIVATIVE_ONLY as DERIVATIVE_ONLY,

@@ -94,6 +94,9 @@ FUSED: frozenset[Primitive] = _named(
 )
 """Element by element, or nothing but other indices: compilers fuse them into what reads them."""
 
+BROADCASTS: frozenset[Primitive] = _named("broadcast_in_dim iota")
+"""Equations that make a large value of a small one, or of none."""
+
 REDUCTIONS: frozenset[Primitive] = _named("reduce_sum reduce_max reduce_min")
 """Reductions over ``axes``."""
 

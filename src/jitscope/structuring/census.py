@@ -20,9 +20,11 @@ from .. import _jax
 from ..ir.fingerprint import Fingerprint, fingerprint
 from ..ir.program import Program, count_equations
 from ..names import is_outlined, structure_of
+from .growth import grows
 from .variants import Variants
 
 _NO_VARIANTS = Variants()
+_MOST_SPELLED_OUT = 2000  # equations; calls of what is larger are worth keeping in any case
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +50,8 @@ class Body:
       n_chained: uses that take a result of another use.
       n_boundary: operands and results of one call.
       n_convolutions: those of the heavy equations that are convolutions.
+      grows: XLA would fuse a chain of its uses into ever larger kernels. Not asked of a
+        body of thousands of equations.
     """
 
     fingerprint: Fingerprint
@@ -67,6 +71,7 @@ class Body:
     n_chained: int = 0
     n_boundary: int = 0
     n_convolutions: int = 0
+    grows: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,12 +112,13 @@ class Census:
 class CallSite:
     """An equation that calls a body, ``trips`` times per run of what surrounds it.
 
-    ``chained`` says that it takes a result of another call of that body.
+    ``links`` are the positions of results of another call of that body and of the operands
+    that they are of this one.
     """
 
     eqn: Any
     trips: int
-    chained: bool = False
+    links: tuple[tuple[int, int], ...] = ()
 
     @property
     def jaxpr(self) -> _jax.AnyJaxpr:
@@ -125,15 +131,14 @@ class CallSite:
 
 def call_sites(jaxpr: _jax.AnyJaxpr, trips: int = 1) -> Iterator[CallSite]:
     """Call sites in a jaxpr and in what is nested in it, but not within the bodies called."""
-    makers: dict[Any, str] = {}
+    makers: dict[Any, tuple[str, int]] = {}
     for eqn in _jax.equations(jaxpr):
         if eqn.primitive is _jax.jit_p:
             digest = fingerprint(eqn.params["jaxpr"]).digest
-            chained = any(
-                makers.get(atom) == digest for atom in eqn.invars if isinstance(atom, _jax.Var)
-            )
-            makers.update(dict.fromkeys(eqn.outvars, digest))
-            yield CallSite(eqn, trips, chained)
+            made = ((makers.get(x), i) for i, x in enumerate(eqn.invars) if isinstance(x, _jax.Var))
+            links = tuple((by[1], i) for by, i in made if by is not None and by[0] == digest)
+            yield CallSite(eqn, trips, links)
+            makers.update((var, (digest, i)) for i, var in enumerate(eqn.outvars))
         elif eqn.primitive in _jax.SUBPROGRAMS:
             inner_trips = trips * _jax.trip_count(eqn)
             for sub in _jax.sub_jaxprs(eqn):
@@ -194,12 +199,15 @@ class _Counter:
         executions = dict.fromkeys(self._first, 0)
         paths = dict.fromkeys(self._first, 0)
         chained = dict.fromkeys(self._first, 0)
+        links: dict[str, set[tuple[int, int]]] = {digest: set() for digest in self._first}
 
         def spread(sites: Any, n_executions: int, n_paths: int) -> None:
             for site in sites:
                 digest = self._digest(site)
                 uses[digest] += 1
-                chained[digest] += site.chained
+                chained[digest] += bool(site.links)
+                if site.identity.digest == digest:  # a covered call has other positions
+                    links[digest].update(site.links)
                 executions[digest] += n_executions * site.trips
                 paths[digest] += n_paths
 
@@ -213,19 +221,21 @@ class _Counter:
                 n_executions=executions[d],
                 n_paths=paths[d],
                 n_chained=chained[d],
+                links=links[d],
             )
             for d in self._first
         )
 
-    def _body(self, digest: str, **counts: int) -> Body:
+    def _body(self, digest: str, links: Set[tuple[int, int]], **counts: int) -> Body:
         site = self._first[digest]
         name = site.eqn.params["name"]
         open_ = _jax.opened(site.jaxpr)
+        n_equations = count_equations(site.jaxpr, self._equation_memo)
         return Body(
             fingerprint=dataclasses.replace(site.identity, digest=digest),
             name=str(name),
             source=_jax.source_line(site.eqn),
-            n_equations=count_equations(site.jaxpr, self._equation_memo),
+            n_equations=n_equations,
             n_heavy=_count(_jax.HEAVY, site.jaxpr, self._heavy_memo),
             n_convolutions=_count(_jax.CONVOLUTIONS, site.jaxpr, self._convolutions_memo),
             operand_bytes=sum(_jax.n_bytes(v.aval) for v in (*open_.constvars, *open_.invars)),
@@ -235,6 +245,7 @@ class _Counter:
             outlined=is_outlined(name),
             calls=self.calls(self._callees[digest]),
             n_boundary=len(open_.constvars) + len(open_.invars) + len(open_.outvars),
+            grows=n_equations <= _MOST_SPELLED_OUT and grows(site.jaxpr, links),
             **counts,
         )
 
