@@ -149,7 +149,7 @@ def check_policy(policy: Any) -> None:
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Policy:
     """The default policy, with its thresholds.
 
@@ -200,8 +200,13 @@ class Policy:
     min_saved_per_copy: int = 4
     max_stacked_bytes: int = _MAX_STACKED_BYTES
 
-    def __new__(cls, *_: Any, **settings: Any) -> Self:
+    def __new__(cls, *nameless: Any, **settings: Any) -> Self:
         names = [field.name for field in dataclasses.fields(Policy)]
+        if cls is Policy and nameless:
+            raise TypeError(
+                f"Policy() takes its settings by name, got {nameless[0]!r} without one. Write, for "
+                "example, Policy(min_uses=4); help(jitscope.Policy) says what each does."
+            )
         if cls is Policy and (unknown := sorted(settings.keys() - set(names))):
             raise TypeError(
                 f"Policy() got unknown setting(s) {', '.join(unknown)}. It takes "
