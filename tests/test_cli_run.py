@@ -402,6 +402,29 @@ def test_report_of_a_run_without_jitscope_says_so(tmp_path):
     assert "structured" not in done.stderr and "program" not in done.stderr
 
 
+@pytest.mark.parametrize("options", [(), ("--observe",)], ids=["structured", "observed"])
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("", r"jitscope: nothing was compiled"),
+        (
+            "jax.numpy.ones(3)",
+            r"jitscope: no jax.jit function was compiled; .* anything else \d+\.\d\d s",
+        ),
+    ],
+    ids=["nothing", "single operations"],
+)
+def test_script_that_fails_before_any_program_gets_one_line(tmp_path, options, source, told):
+    write(tmp_path, {"script.py": f"import jax\n{source}\nraise RuntimeError('no data')\n"})
+    plain = run(tmp_path, "script.py")
+    done = jitscope_run(tmp_path, "script.py", options=options)
+    assert done.returncode == plain.returncode == 1
+    *traceback, line = done.stderr.splitlines()
+    assert traceback == plain.stderr.splitlines()
+    assert traceback[-1] == "RuntimeError: no data"
+    assert re.fullmatch(told, line)
+
+
 def test_slowest_program_comes_first(tmp_path):
     write(
         tmp_path,

@@ -25,6 +25,8 @@ def summary(register: Register, *, observed: bool, disabled: bool = False) -> st
             "jitscope: disabled by JITSCOPE_DISABLE, nothing was changed or looked at\n"
             f"lower {register.lower_s:.2f} s, compile {register.compile_s:.2f} s in all\n"
         )
+    if not (register.programs or register.failures):
+        return _nothing(register)
     programs = sorted(register.programs, key=lambda reuse: -reuse.phases.seconds.cold_s)
     parts = ["\n".join(_totals(register, observed))]
     parts += [str(reuse) for reuse in programs[:_SHOWN]]
@@ -35,6 +37,15 @@ def summary(register: Register, *, observed: bool, disabled: bool = False) -> st
             f"{sum(reuse.phases.seconds.cold_s for reuse in rest):.2f} s"
         )
     return "\n\n".join(parts) + "\n"
+
+
+def _nothing(register: Register) -> str:
+    if not register.lower_s + register.compile_s:
+        return "jitscope: nothing was compiled\n"
+    return (
+        "jitscope: no jax.jit function was compiled; lowering and compiling anything else "
+        f"{register.lower_s + register.compile_s:.2f} s\n"
+    )
 
 
 def _totals(register: Register, observed: bool) -> list[str]:
