@@ -161,10 +161,14 @@ def test_before_and_after_stand_side_by_side():
     assert re.search("^nested functions +2 +2$", shown, re.MULTILINE)
 
 
-def test_way_to_the_other_column_is_told():
+def test_column_of_what_was_not_compiled_is_left_out_and_the_way_to_it_told():
     (one,) = everything().programs
     shown = text.render(ReuseReport((dataclasses.replace(one, plain=None),)))
-    assert re.search(r"^calls kept +- +6$", shown, re.MULTILINE)
+    assert re.search(r"^ +with jitscope$", shown, re.MULTILINE)
+    assert re.search(r"^equations +185 -> 35$", shown, re.MULTILINE)
+    assert re.search(r"^nested functions +2 -> 2$", shown, re.MULTILINE)
+    assert re.search(r"^calls kept +6$", shown, re.MULTILINE)
+    assert not re.search(r" -( |$)", shown, re.MULTILINE)
     assert "jitscope.compare(...) compiles it without jitscope as well" in shown
 
 
