@@ -203,7 +203,7 @@ def _ratio(before: float, after: float) -> str:
     if 1 / _NOISE < ratio < _NOISE or abs(before - after) < _NOISE_S:
         return (
             f"cold start {before:.2f} s -> {after:.2f} s: no difference that one measurement "
-            f"of each can tell (they vary by up to {_NOISE}x)"
+            f"of each can tell (they vary by up to {_NOISE}x, and by up to {_NOISE_S} s)"
         )
     return (
         f"cold start {before:.2f} s -> {after:.2f} s, {ratio:.1f}x: one measurement of each, "
