@@ -32,7 +32,7 @@ class Body:
     Attributes:
       fingerprint: identity of the body.
       name: of the function it was traced from (at its first call site).
-      source: user's line of the first call site.
+      source: user's line of the first call site, or the first line within the body.
       n_uses: call sites, where every body around them counts once.
       n_executions: how often it runs per call of the program, at least.
       n_paths: chains of calls from the program to the body; the number of copies there
@@ -107,12 +107,14 @@ class Census:
 class CallSite:
     """An equation that calls a body, ``trips`` times per run of what surrounds it.
 
-    ``chained`` says that it takes a result of another call of that body.
+    ``chained`` says that it takes a result of another call of that body, and ``around`` are the
+    equations that it lies in, outermost first.
     """
 
     eqn: Any
     trips: int
     chained: bool = False
+    around: tuple[Any, ...] = ()
 
     @property
     def jaxpr(self) -> _jax.AnyJaxpr:
@@ -123,7 +125,9 @@ class CallSite:
         return fingerprint(self.jaxpr)
 
 
-def call_sites(jaxpr: _jax.AnyJaxpr, trips: int = 1) -> Iterator[CallSite]:
+def call_sites(
+    jaxpr: _jax.AnyJaxpr, trips: int = 1, around: tuple[Any, ...] = ()
+) -> Iterator[CallSite]:
     """Call sites in a jaxpr and in what is nested in it, but not within the bodies called."""
     makers: dict[Any, str] = {}
     for eqn in _jax.equations(jaxpr):
@@ -133,11 +137,11 @@ def call_sites(jaxpr: _jax.AnyJaxpr, trips: int = 1) -> Iterator[CallSite]:
                 makers.get(atom) == digest for atom in eqn.invars if isinstance(atom, _jax.Var)
             )
             makers.update(dict.fromkeys(eqn.outvars, digest))
-            yield CallSite(eqn, trips, chained)
+            yield CallSite(eqn, trips, chained, around)
         elif eqn.primitive in _jax.SUBPROGRAMS:
             inner_trips = trips * _jax.trip_count(eqn)
             for sub in _jax.sub_jaxprs(eqn):
-                yield from call_sites(sub, inner_trips)
+                yield from call_sites(sub, inner_trips, (*around, eqn))
 
 
 def take_census(program: Program, variants: Variants = _NO_VARIANTS) -> Census:
@@ -224,7 +228,7 @@ class _Counter:
         return Body(
             fingerprint=dataclasses.replace(site.identity, digest=digest),
             name=str(name),
-            source=_jax.source_line(site.eqn),
+            source=_jax.source_line_of_call(site.eqn),
             n_equations=count_equations(site.jaxpr, self._equation_memo),
             n_heavy=_count(_jax.HEAVY, site.jaxpr, self._heavy_memo),
             n_convolutions=_count(_jax.CONVOLUTIONS, site.jaxpr, self._convolutions_memo),
