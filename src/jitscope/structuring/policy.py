@@ -203,17 +203,8 @@ class Policy:
     max_stacked_bytes: int = _MAX_STACKED_BYTES
 
     def __new__(cls, *nameless: Any, **settings: Any) -> Self:
-        names = [field.name for field in dataclasses.fields(Policy)]
-        if cls is Policy and nameless:
-            raise TypeError(
-                f"Policy() takes its settings by name, got {nameless[0]!r} without one. Write, for "
-                "example, Policy(min_uses=4); help(jitscope.Policy) says what each does."
-            )
-        if cls is Policy and (unknown := sorted(settings.keys() - set(names))):
-            raise TypeError(
-                f"Policy() got unknown setting(s) {', '.join(unknown)}. It takes "
-                f"{', '.join(names)}; help(jitscope.Policy) says what each does."
-            )
+        if cls is Policy:
+            _check_settings(nameless, settings)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -352,6 +343,20 @@ class Policy:
             Structure.NESTED,
             f"{'loops' if self.rolled else 'calls kept'} within it save {within} equations, its "
             f"own would save {saved}",
+        )
+
+
+def _check_settings(nameless: tuple[Any, ...], settings: Mapping[str, Any]) -> None:
+    names = [field.name for field in dataclasses.fields(Policy)]
+    if nameless:
+        raise TypeError(
+            f"Policy() takes its settings by name, got {nameless[0]!r} without one. Write, for "
+            "example, Policy(min_uses=4); help(jitscope.Policy) says what each does."
+        )
+    if unknown := sorted(settings.keys() - set(names)):
+        raise TypeError(
+            f"Policy() got unknown setting(s) {', '.join(unknown)}. It takes "
+            f"{', '.join(names)}; help(jitscope.Policy) says what each does."
         )
 
 
