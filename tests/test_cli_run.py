@@ -379,11 +379,9 @@ def test_observed_run_tells_apart_what_the_script_structures_itself(tmp_path):
     write(tmp_path, {"script.py": "    import jitscope\n" + by_itself})
     done = run(tmp_path, "-m", "jitscope", "run", "--observe", "script.py", strict=True)
     assert done.returncode == 0
-    assert "48 calls would become" not in done.stderr
-    assert "; 0 calls would become 0 shared bodies\n" in done.stderr
+    assert "would" not in done.stderr and "estimate" not in done.stderr
     own = "48 calls -> 1 shared body, structured by the script's own outermost_jit\n"
     assert done.stderr.count(own) == 1
-    assert "estimate: 0 % of the equations" in done.stderr
 
 
 def test_report_of_a_run_without_jitscope_says_so(tmp_path):

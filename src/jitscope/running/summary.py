@@ -53,13 +53,13 @@ def _totals(register: Register, observed: bool) -> list[str]:
     # What the script itself gave to `outermost_jit` is structured though all else is observed.
     structured = [reuse for reuse in register.programs if reuse.is_applied]
     lines = ["jitscope: observed, nothing was changed" if observed else "jitscope: structured"]
-    if observed:
+    if looked_at:
         lines.append(_calls(looked_at, "would become"))
     if structured or not observed:
         by_script = ", structured by the script's own outermost_jit" if observed else ""
         lines.append(_calls(structured, "->") + by_script)
     lines.append(_seconds(register))
-    if observed:
+    if looked_at:
         lines += _estimate(looked_at)
     lines += [
         f"left as it was: {failure.program}: {failure.reason}" for failure in register.failures
