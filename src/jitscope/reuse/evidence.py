@@ -146,11 +146,23 @@ class Evidence:
 
     def is_backward(self, digest: str) -> bool:
         """Whether all calls of a body are in the backward pass of a gradient."""
-        return all(
-            getattr(site.eqn.params["name"], "is_backward", False)
-            or any(map(_jax.is_transposed, (*site.around, site.eqn)))
-            for site in self._sites_of_bodies[digest]
-        )
+        return digest not in self._forward
+
+    @functools.cached_property
+    def _forward(self) -> set[str]:
+        """Digests of the bodies that a forward pass calls, itself or within other bodies."""
+        calls: dict[str, list[str]] = {}
+        for caller, site in self._sites:
+            if not _is_backward(site):
+                digest = self.variants.canonical(site.identity.digest)
+                calls.setdefault(caller, []).append(digest)
+        found: set[str] = set()
+        waiting = [""]
+        while waiting:
+            new = set(calls.get(waiting.pop(), ())) - found
+            found |= new
+            waiting += new
+        return found
 
     def is_differentiated(self, digest: str) -> bool:
         """Whether a body is called, in part or as a whole, where a gradient is taken."""
@@ -216,6 +228,12 @@ class Evidence:
         return tuple(
             SourceCount(stack, before[stack], after[stack]) for stack in {**before, **after}
         )
+
+
+def _is_backward(site: CallSite) -> bool:
+    return getattr(site.eqn.params["name"], "is_backward", False) or any(
+        map(_jax.is_transposed, (*site.around, site.eqn))
+    )
 
 
 def evidence_of(before: Program, after: Program, variants: Variants) -> Evidence | None:
