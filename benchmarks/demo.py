@@ -1,7 +1,7 @@
 """The demo: one model, trained with `jax.jit` and with jitscope, compared.
 
-    python -m benchmarks.demo            24 layers, a minute or two on two cores
-    python -m benchmarks.demo --quick    6 layers, a few seconds
+    python -m benchmarks.demo            24 layers, two to six minutes on two cores
+    python -m benchmarks.demo --quick    6 layers, 10 to 30 seconds
 
 The model is a character-level transformer. It reads real text, the Python standard library's own
 source files, and learns to predict the next character. Both trainings start from equal parameters

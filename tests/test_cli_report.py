@@ -74,6 +74,14 @@ def test_file_that_is_no_report_is_an_error_of_usage(tmp_path, capsys, content, 
         assert message in error and "Traceback" not in error
 
 
+@pytest.mark.parametrize("command", ["report", "compare"])
+def test_command_that_does_not_compare_reports_names_the_one_that_does(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([command, "a.json", "b.json"])
+    assert ended.value.code == 2
+    assert "Did you mean: python -m jitscope diff a.json b.json" in capsys.readouterr().err
+
+
 def test_page_that_cannot_be_written_is_said_so(tmp_path, capsys):
     path = saved(tmp_path, "run.json", everything())
     assert main(["report", path, "--html", str(tmp_path / "no" / "run.html")]) == 2

@@ -159,6 +159,15 @@ def test_every_public_name_has_its_documentation():
     assert set(jitscope.__all__) - {"__version__"} <= shown
 
 
+def test_dir_shows_public_names_only():
+    import jitscope
+
+    for module in (jitscope, jitscope.report, jitscope.testing):
+        # What is asked for first leaves subpackages behind, which are not to show.
+        assert all(hasattr(module, name) for name in module.__all__)
+        assert set(dir(module)) == set(module.__all__), module.__name__
+
+
 def test_links_between_pages_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):

@@ -121,6 +121,31 @@ def test_backward_bodies_are_told_from_forward_ones():
     assert {b.is_backward for b in layers} == {False, True}
 
 
+def test_body_that_only_a_backward_body_calls_is_backward():
+    @jitscope.shared_subroutine
+    def norm(x):
+        return x / jnp.sqrt((x * x).sum() + 1.0)
+
+    @jitscope.shared_subroutine
+    def layer(x):
+        return jnp.tanh(norm(x))
+
+    @jitscope.outermost_jit
+    def step(x):
+        def loss(x):
+            for _ in range(5):
+                x = layer(x)
+            return x.sum()
+
+        return jax.grad(loss)(x)
+
+    step.trace(jnp.ones(3))
+    bodies = step.reuse().report().programs[0].bodies
+    assert {(b.name, b.is_backward) for b in bodies} >= {
+        (name, is_backward) for name in ("layer", "norm") for is_backward in (False, True)
+    }
+
+
 def test_tracers_of_an_enclosing_trace_are_not_kept():
     found = []
 

@@ -159,7 +159,16 @@ def test_what_is_not_callable_is_refused():
     with pytest.raises(TypeError, match="explain.. needs a function.*got 3 of type int"):
         jitscope.explain(3)
     with pytest.raises(TypeError, match=r"For example jitscope.compare\(train_step"):
-        jitscope.compare("net")
+        jitscope.compare(jnp.ones(3))
+
+
+@pytest.mark.parametrize("make", [lambda: "before.json", jitscope.stats], ids=["path", "report"])
+@pytest.mark.parametrize("entry", [jitscope.compare, jitscope.explain])
+def test_reports_in_place_of_a_function_are_told_the_way_to_compare_them(entry, make):
+    way = r"save both with jitscope.report.save and run `python -m jitscope diff before.json"
+    with pytest.raises(TypeError, match=way) as raised:
+        entry(make(), make())
+    assert len(str(raised.value)) < 350
 
 
 def test_errors_are_those_of_the_function():

@@ -122,6 +122,11 @@ MISTAKES = {
         TypeError,
         ["unknown setting(s) min_use", "min_uses, min_equations", "help(jitscope.Policy)"],
     ),
+    "a setting without its name": (
+        lambda: jitscope.Policy(4),  # pyright: ignore
+        TypeError,
+        ["takes its settings by name", "got 4 without one", "Policy(min_uses=4)"],
+    ),
     "the reuse of a subroutine": (
         lambda: layer.reuse(),
         AttributeError,

@@ -1,11 +1,14 @@
 """Two bodies that are almost one: what differs, and what would merge them."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jitscope
+from jitscope.words import place
 
 X = jnp.ones((2, 4))
 
@@ -166,6 +169,36 @@ def test_branch_that_a_user_wrote_is_told_under_a_gradient_too():
     (forward,) = [miss for miss in found["layer1"]]
     assert forward.kinds == ("equations",)
     assert "Python `if` on a static value" in forward.change
+
+
+def test_backward_pass_names_nothing_that_the_forward_pass_tells():
+    found = misses(jax.grad(lambda x: (parameter(x) ** 2).sum()), X)
+    told = [miss for of_body in found.values() for miss in of_body]
+    assert len(found) > 2  # a backward pass has bodies of its own
+    assert [miss.kinds for miss in told] == [("parameter",)]
+    assert "dimensions: (1,) against (0,) (rev" in told[0].differences[0]
+
+
+def test_bodies_under_checkpoint_have_lines_and_their_pass_of_the_gradient():
+    @jitscope.shared_subroutine(static_argnames="axis")
+    def layer(x, w, axis):
+        return chain(x @ w) + jax.lax.rev(x, (axis,))
+
+    def net(ws, x):
+        for i, w in enumerate(ws):
+            x = jax.checkpoint(functools.partial(layer, axis=i // 3))(x, w)
+        return (x**2).sum()
+
+    step = jitscope.outermost_jit(jax.grad(net), outline=False)
+    step.trace([jnp.eye(4)] * 6, X)
+    (program,) = step.reuse().report().programs
+    rows = {(body.is_backward, place(body.source)[:20]) for body in program.bodies}
+    assert rows == {(False, "test_near_misses.py:"), (True, "test_near_misses.py:")}
+    assert all(site.source for body in program.bodies for site in body.sites)
+    told = {body.is_backward: set() for body in program.bodies}
+    for body in program.bodies:
+        told[body.is_backward] |= {miss.kinds for miss in body.near_misses}
+    assert told == {False: {("parameter",)}, True: set()}
 
 
 def test_functions_of_jax_itself_are_no_near_misses():

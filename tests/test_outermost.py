@@ -590,6 +590,23 @@ def test_strictness_is_read_from_the_environment(value, printed):
     assert out.strip() == printed
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"), [("1", True), (" True", True), ("ON", True), ("off", False), ("", None)]
+)
+def test_variable_of_the_environment_is_yes_no_or_nothing(monkeypatch, value, expected):
+    monkeypatch.setenv("JITSCOPE_DISABLE", value)
+    for default in (True, False):
+        found = settings.switch("JITSCOPE_DISABLE", default)
+        assert found is (default if expected is None else expected)
+
+
+@pytest.mark.parametrize("variable", ["DISABLE", "STRICT", "PROGRESS"])
+def test_word_that_is_neither_yes_nor_no_is_an_error(variable):
+    source = "import jitscope\ntry: jitscope.outermost_jit\nexcept ValueError as e: print(e)"
+    out = run_python(["-c", source], {f"JITSCOPE_{variable}": "maybe"})
+    assert f"JITSCOPE_{variable}='maybe'" in out and "1, true, yes, on, 0, false, no, off" in out
+
+
 def test_reuse_before_any_program_says_what_to_do():
     with pytest.raises(RuntimeError, match=r"traced no program.*\.lower\("):
         outermost(net).reuse()

@@ -59,17 +59,32 @@ def test_every_body_is_decided():
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"n_uses": 3}, "3 uses"),
-        ({"n_equations": 11}, "11 equations"),
+        ({"n_uses": 3}, "3 uses, a kept call pays from 4 uses"),
+        ({"n_equations": 11, "n_heavy": 0}, "11 equations, a kept call pays from 12 equations"),
         ({"obstacle": "it has side effects"}, "it has side effects"),
         ({"obstacle": "it has side effects", "n_uses": 1}, "it has side effects"),
         ({"obstacle": "it has side effects", "forced": "shared"}, "it has side effects"),
-        ({"n_heavy": 34}, "200 equations, a kept call pays from 204"),
-        ({"n_uses": 4, "n_equations": 50}, "150 equations, they pay from 2000"),
+        (
+            {"n_heavy": 34},
+            "200 equations with 34 matrix products or the like, a kept call pays from 204 "
+            "equations (6 for each)",
+        ),
+        (
+            {"n_heavy": 1, "n_equations": 17},
+            "a kept call with matrix products or the like pays from 18 equations",
+        ),
+        (
+            {"n_uses": 4, "n_equations": 50},
+            "kept calls of all bodies with matrix products or the like would save 150 equations, "
+            "they pay from 2000 equations",
+        ),
         ({"n_uses": 3, "grows": True}, "3 uses"),
         ({"n_equations": 36, "grows": True}, "396 equations, they pay from 400"),
         ({"n_equations": 181, "grows": True, "n_chained": 5}, "they pay from 2000"),
-        ({"n_heavy": 0, "n_equations": 16}, "176 equations, they pay from 180"),
+        (
+            {"n_heavy": 0, "n_equations": 16},
+            "kept calls would save 176 equations, they pay from 180 equations",
+        ),
         ({"n_heavy": 0, "n_chained": 5}, "do not feed each other"),
         ({"n_heavy": 0, "n_boundary": 51}, "51 values cross each call: such calls pay from 204"),
     ],
@@ -78,6 +93,27 @@ def test_body_stays_nested_when(fields, reason):
     (decision,) = decide(body(**fields))
     assert decision.structure is Structure.NESTED
     assert reason in decision.reason
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n_uses": 3},
+        {"n_uses": 7, "n_convolutions": 1},
+        {"n_equations": 11, "n_heavy": 0},
+        {"n_equations": 17, "n_heavy": 1},
+        {"n_heavy": 34},
+        {"n_uses": 4, "n_equations": 50},
+        {"n_heavy": 0, "n_equations": 16},
+    ],
+)
+def test_reason_speaks_of_loops_where_loops_were_asked_for(fields):
+    (decision,), (rolled,) = (
+        decide(body(**fields), policy=Policy(rolled=whether)) for whether in (False, True)
+    )
+    assert "a kept call" in decision.reason or "kept calls" in decision.reason
+    loops = decision.reason.replace("a kept call", "a loop").replace("kept calls", "loops")
+    assert (rolled.structure, rolled.reason) == (Structure.NESTED, loops)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +181,7 @@ def test_body_that_outlining_made_and_that_is_worth_no_call_is_put_back():
 # --- bodies within bodies -------------------------------------------------------------------------
 
 
-def nested(outer, inner):
+def nested(outer, inner, policy=Policy()):  # noqa: B008 - frozen
     """A census of a body that calls another."""
     outer_digest, inner_digest = "0" * 32, "1" * 32
     outer = dataclasses.replace(
@@ -153,7 +189,7 @@ def nested(outer, inner):
     )
     inner = dataclasses.replace(inner, fingerprint=Fingerprint(inner_digest))
     found = Census("net", 10_000, (outer, inner), ((outer_digest, outer.n_uses),))
-    plan = Policy()(found)
+    plan = policy(found)
     return plan[outer_digest], plan[inner_digest]
 
 
@@ -171,6 +207,21 @@ def test_what_saves_more_than_the_body_around_it_is_kept_instead():
     assert outer.structure is Structure.NESTED
     assert "kept within it" in outer.reason
     assert inner.structure is Structure.SHARED
+
+
+def test_reason_speaks_of_loops_where_one_body_calls_another():
+    policy = Policy(rolled=True)
+    small = body(n_uses=4, n_equations=50, n_paths=48)
+    outer, inner = nested(body(n_equations=500), small, policy)
+    assert (outer.structure, inner.structure) == (Structure.ROLLED, Structure.NESTED)
+    assert inner.reason == "called only within bodies that become loops"
+    outer, inner = nested(
+        body(n_uses=4, n_equations=1000, n_paths=4),
+        body(n_uses=19, n_equations=50, n_paths=76),
+        policy,
+    )
+    assert (outer.structure, inner.structure) == (Structure.NESTED, Structure.ROLLED)
+    assert outer.reason.startswith("loops within it save ")
 
 
 def test_names_places_and_times_do_not_matter():

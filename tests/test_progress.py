@@ -76,7 +76,7 @@ def test_nothing_is_watched_without_a_terminal(monkeypatch):
     model, args = layers(6)
     model.trace(*args)
     assert len(added) == 1
-    monkeypatch.setattr(progress, "_IS_ON", False)
+    monkeypatch.setattr(progress, "SHOWS_PROGRESS", False)
     model, args = layers(7)
     model.trace(*args)
     assert len(added) == 1

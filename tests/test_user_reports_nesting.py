@@ -57,7 +57,7 @@ def test_report_says_what_nesting_saves_and_what_it_does_not():  # jax#4572, pen
 
     nested = outermost_jit(outer(jax.jit(helper)))
     nested.trace(X)
-    assert decisions(nested)["helper"] == [("NESTED", "3 uses, a kept call pays from 4")]
+    assert decisions(nested)["helper"] == [("NESTED", "3 uses, a kept call pays from 4 uses")]
     assert "XLA copies it to each call" in str(nested.reuse())
     shared = outermost_jit(outer(shared_subroutine(helper, structure="shared")))
     shared.trace(X)

@@ -11,7 +11,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import os
 import re
+import textwrap
 import time
 from collections.abc import Callable
 from typing import Any
@@ -130,9 +132,15 @@ def _explained(
 
 
 def _not_callable(name: str, fun: object) -> TypeError:
+    hint = f"For example jitscope.{name}(train_step, params, batch)."
+    if isinstance(fun, (ReuseReport, Reuse, str, os.PathLike)):
+        hint = (
+            "To compare two reports, save both with jitscope.report.save and run "
+            "`python -m jitscope diff before.json after.json`."
+        )
     return TypeError(
-        f"{name}() needs a function, and after it the arguments to trace it for; got {fun!r} "
-        f"of type {type(fun).__name__}. For example jitscope.{name}(train_step, params, batch)."
+        f"{name}() needs a function, and after it the arguments to trace it for; got "
+        f"{textwrap.shorten(repr(fun), 60, placeholder='...')} of type {type(fun).__name__}. {hint}"
     )
 
 

@@ -7,7 +7,6 @@ turns it off. Nothing is known about how long the rest will take, so nothing is 
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 import threading
 import time
@@ -15,12 +14,12 @@ import weakref
 from typing import TYPE_CHECKING
 
 from . import _jax
+from .settings import SHOWS_PROGRESS
 from .words import count, printable
 
 if TYPE_CHECKING:
     from .reuse.reuse import Reuse
 
-_IS_ON = os.environ.get("JITSCOPE_PROGRESS", "1").strip().lower() not in ("0", "false", "no")
 _AFTER_S = 5.0
 _POLL_S = 1.0
 _GIVE_UP_S = 60.0
@@ -29,7 +28,7 @@ _GIVE_UP_S = 60.0
 
 def watch(reuse: Reuse) -> None:
     """Watches a program that this thread has just structured."""
-    if _IS_ON and _on_terminal():
+    if SHOWS_PROGRESS and _on_terminal():
         _watcher.add(_Watched(weakref.ref(reuse), threading.get_ident(), time.monotonic()))
 
 

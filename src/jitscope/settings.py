@@ -18,12 +18,29 @@ PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 """Where jitscope's own files are: their frames are left out of tracebacks and source lines."""
 
 
-def _flag(variable: str) -> bool:
-    return os.environ.get(variable, "").strip().lower() not in ("", "0", "false", "no")
+_WORDS = {"1": True, "true": True, "yes": True, "on": True}
+_WORDS |= {"0": False, "false": False, "no": False, "off": False}
 
 
-_STRICT = _flag("JITSCOPE_STRICT")
-_DISABLED = _flag("JITSCOPE_DISABLE")
+def switch(variable: str, default: bool = False) -> bool:
+    """What a variable of the environment says; the default where it is empty or not set.
+
+    Raises:
+      ValueError: it is neither yes nor no.
+    """
+    word = os.environ.get(variable, "").strip().lower()
+    if word not in ("", *_WORDS):
+        raise ValueError(
+            f"the environment has {variable}={os.environ[variable]!r}; allowed are "
+            f"{', '.join(_WORDS)}, in lower or upper case, or nothing."
+        )
+    return _WORDS.get(word, default)
+
+
+_STRICT = switch("JITSCOPE_STRICT")
+_DISABLED = switch("JITSCOPE_DISABLE")
+SHOWS_PROGRESS = switch("JITSCOPE_PROGRESS", default=True)
+"""Whether a word may be printed while XLA compiles for long."""
 _disabled = contextvars.ContextVar("jitscope_disabled", default=_DISABLED)
 
 is_disabled = _disabled.get

@@ -25,6 +25,10 @@ from .words import count
 __all__ = ["assert_max_bodies", "assert_max_traces", "assert_structure"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def assert_max_traces(
     n: int, *misplaced: Any, of: Callable[..., Any] | str | None = None
 ) -> _MaxTraces:

@@ -79,6 +79,7 @@ from .source import (
     is_function_of_jax as is_function_of_jax,
     is_transposed as is_transposed,
     source_line as source_line,
+    source_line_of_call as source_line_of_call,
     stacklevel_of_user as stacklevel_of_user,
     user_functions as user_functions,
     user_stack as user_stack,

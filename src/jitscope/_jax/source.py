@@ -17,7 +17,7 @@ from jax.extend import source_info_util
 from jax.extend.core import JaxprEqn
 
 from ..settings import PACKAGE
-from .jaxprs import AnyJaxpr, opened
+from .jaxprs import AnyJaxpr, equations, opened, sub_jaxprs
 
 # As for JAX's own files: lowered programs and filtered tracebacks name the user's lines only.
 source_info_util.register_exclusion(PACKAGE)
@@ -52,6 +52,15 @@ def source_line(eqn: JaxprEqn) -> str:
         if not _IN_A_PACKAGE.search(frame.file_name):
             return _line(frame)
     return _line(innermost) if innermost else ""
+
+
+def source_line_of_call(eqn: JaxprEqn) -> str:
+    """As `source_line`; where JAX knows none of the call, the first line within what it calls.
+
+    ``jax.checkpoint`` drops the lines of calls, and keeps those of the equations in them.
+    """
+    inner = (within for body in sub_jaxprs(eqn) for within in equations(body))
+    return source_line(eqn) or next(filter(None, map(source_line, inner)), "")
 
 
 _IN_A_PACKAGE = re.compile(r"[/\\](site|dist)-packages[/\\]")

@@ -6,3 +6,7 @@
 from .files import load as load, save as save
 
 __all__ = ["load", "save"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

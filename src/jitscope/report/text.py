@@ -119,20 +119,26 @@ def _seconds(program: ProgramReport) -> str:
 
 
 def _compiled(program: ProgramReport, width: int) -> list[str]:
-    if program.compiled is None:
+    compiled, plain = program.compiled, program.plain
+    if compiled is None:
         return []
-    rows = [("", "plain jax.jit", "with jitscope")]
-    rows.append(("equations", f"{program.n_equations:,}", f"{program.n_compiled:,}"))
-    rows.append(("nested functions", f"{program.n_bodies_before:,}", f"{program.n_bodies_after:,}"))
-    for label, value in _COMPILED_ROWS:
-        rows.append(
-            (label, value(program.plain) if program.plain else "-", value(program.compiled))
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    lines = [
-        "",
-        *(cut(f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}", width) for a, b, c in rows),
-    ]
+    counts = {
+        "equations": (f"{program.n_equations:,}", f"{program.n_compiled:,}"),
+        "nested functions": (f"{program.n_bodies_before:,}", f"{program.n_bodies_after:,}"),
+    }
+    if plain is None:  # a column of its own would be all but empty
+        rows = [("", "with jitscope")]
+        rows += [(label, f"{before} -> {after}") for label, (before, after) in counts.items()]
+        rows += [(label, value(compiled)) for label, value in _COMPILED_ROWS]
+    else:
+        rows = [("", "plain jax.jit", "with jitscope")]
+        rows += [(label, *both) for label, both in counts.items()]
+        rows += [(label, value(plain), value(compiled)) for label, value in _COMPILED_ROWS]
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    lines = [""]
+    for label, *cells in rows:
+        cells = [f"{cell:>{n}}" for cell, n in zip(cells, others, strict=True)]
+        lines.append(cut("  ".join([f"{label:<{first}}", *cells]), width))
     return lines + [wrapped(line, width) for line in _realised(program)]
 
 
@@ -197,7 +203,7 @@ def _ratio(before: float, after: float) -> str:
     if 1 / _NOISE < ratio < _NOISE or abs(before - after) < _NOISE_S:
         return (
             f"cold start {before:.2f} s -> {after:.2f} s: no difference that one measurement "
-            f"of each can tell (they vary by up to {_NOISE}x)"
+            f"of each can tell (they vary by up to {_NOISE}x, and by up to {_NOISE_S} s)"
         )
     return (
         f"cold start {before:.2f} s -> {after:.2f} s, {ratio:.1f}x: one measurement of each, "

@@ -66,7 +66,7 @@ class BodyReport:
     Attributes:
       digest: identity, the same in every process.
       name: of the function it was traced from.
-      source: line of its first call.
+      source: line of its first call, or the first line within it where JAX knows none.
       n_uses: call sites, where every body around them counts once; of a shared body, the calls
         that stay calls.
       n_executions: how often it runs per call of the program, at least.

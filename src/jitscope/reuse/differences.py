@@ -99,7 +99,8 @@ def _used(jaxpr: Any) -> set[Any]:
 
 
 def _equation_differences(new: Any, old: Any, known: Known) -> list[Difference]:
-    at = f"({new.primitive.name} at {_DIRECTORY.sub('', _jax.source_line(new))})"
+    line = _DIRECTORY.sub("", _jax.source_line(new))
+    at = f"({new.primitive.name} at {line})" if line else f"({new.primitive.name})"
     found = []
     for x, y in zip(new.invars, old.invars, strict=False):
         if (

@@ -17,7 +17,7 @@ from .. import _jax
 from ..ir.fingerprint import fingerprint
 from ..ir.program import Program, count_equations
 from ..names import OutlinedName, SubroutineName, is_outlined
-from ..structuring.census import call_sites
+from ..structuring.census import CallSite, call_sites
 from ..structuring.shared_call import shared_call_p
 from ..structuring.variants import Variants
 from ..subroutine.reasons import type_text
@@ -70,9 +70,10 @@ class Evidence:
         )
 
     @functools.cached_property
-    def _sites(self) -> list[tuple[str, Any]]:
+    def _sites(self) -> list[tuple[str, CallSite]]:
         """Every call site, with the digest of the body that it lies in."""
-        found, seen = [], set()
+        found: list[tuple[str, CallSite]] = []
+        seen: set[str] = set()
         waiting: list[tuple[str, Any]] = [("", self.before)]
         while waiting:
             caller, jaxpr = waiting.pop(0)
@@ -87,17 +88,21 @@ class Evidence:
     @functools.cached_property
     def eqns_of_bodies(self) -> dict[str, list[Any]]:
         """Digest of every body to the equations that call it."""
-        found: dict[str, list[Any]] = {}
+        return {digest: [s.eqn for s in sites] for digest, sites in self._sites_of_bodies.items()}
+
+    @functools.cached_property
+    def _sites_of_bodies(self) -> dict[str, list[CallSite]]:
+        found: dict[str, list[CallSite]] = {}
         for _, site in self._sites:
             digest = self.variants.canonical(site.identity.digest)
-            found.setdefault(digest, []).append(site.eqn)
+            found.setdefault(digest, []).append(site)
         return found
 
     def sites(self, digest: str) -> tuple[Site, ...]:
         """Call sites of a body, grouped by line and scope."""
         grouped: Counts = collections.Counter()
         for eqn in self.eqns_of_bodies.get(digest, ()):
-            grouped[_jax.source_line(eqn), str(eqn.source_info.name_stack)] += 1
+            grouped[_jax.source_line_of_call(eqn), str(eqn.source_info.name_stack)] += 1
         return tuple(
             Site(source, scope, n) for (source, scope), n in list(grouped.items())[:_MAX_SITES]
         )
@@ -141,10 +146,23 @@ class Evidence:
 
     def is_backward(self, digest: str) -> bool:
         """Whether all calls of a body are in the backward pass of a gradient."""
-        return all(
-            getattr(eqn.params["name"], "is_backward", False) or _jax.is_transposed(eqn)
-            for eqn in self.eqns_of_bodies[digest]
-        )
+        return digest not in self._forward
+
+    @functools.cached_property
+    def _forward(self) -> set[str]:
+        """Digests of the bodies that a forward pass calls, itself or within other bodies."""
+        calls: dict[str, list[str]] = {}
+        for caller, site in self._sites:
+            if not _is_backward(site):
+                digest = self.variants.canonical(site.identity.digest)
+                calls.setdefault(caller, []).append(digest)
+        found: set[str] = set()
+        waiting = [""]
+        while waiting:
+            new = set(calls.get(waiting.pop(), ())) - found
+            found |= new
+            waiting += new
+        return found
 
     def is_differentiated(self, digest: str) -> bool:
         """Whether a body is called, in part or as a whole, where a gradient is taken."""
@@ -210,6 +228,12 @@ class Evidence:
         return tuple(
             SourceCount(stack, before[stack], after[stack]) for stack in {**before, **after}
         )
+
+
+def _is_backward(site: CallSite) -> bool:
+    return getattr(site.eqn.params["name"], "is_backward", False) or any(
+        map(_jax.is_transposed, (*site.around, site.eqn))
+    )
 
 
 def evidence_of(before: Program, after: Program, variants: Variants) -> Evidence | None:

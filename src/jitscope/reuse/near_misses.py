@@ -3,7 +3,8 @@
 Each body is compared with the earlier ones of its name, and the closest of them is told.
 
 A gradient makes variants of one function: the first layer's input needs none, the last one's
-result is used otherwise. Those are told apart from what a user wrote.
+result is used otherwise. Those are told apart from what a user wrote; what else differs in a
+backward pass has its cause in the forward pass, and is told there.
 """
 
 from __future__ import annotations
@@ -129,8 +130,11 @@ def near_misses(
 def _differences_of(body: Candidate, other: Candidate, known: Known) -> list[Difference]:
     """What differs; as one difference of kind "gradient" where a gradient alone is to blame."""
     found = compare(body.jaxpr, other.jaxpr, known)
-    if not found or not {difference.kind for difference in found} <= _MADE_BY_GRADIENTS:
-        return found
+    kinds = {difference.kind for difference in found}
+    if not found or not kinds <= _MADE_BY_GRADIENTS:
+        # A backward pass has operands and equations that no user wrote; numbers are the user's.
+        # Of the others the forward pass tells.
+        return [] if body.is_backward and kinds not in ({"value"}, {"shape"}) else found
     is_derived = body.is_differentiated or other.is_differentiated
     # Of one function, so of the same lines. A backward pass has lines for what is asked of it;
     # where the function itself differs, its forward pass does too, and tells.

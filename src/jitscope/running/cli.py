@@ -49,7 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(
             f"{first!r} is no command. Did you mean: python -m jitscope run {shlex.join(argv)}"
         )
+    two = [argument for argument in argv if argument.endswith(".json")]
+    compares_two = "does not compare two reports. Did you mean: python -m jitscope diff "
+    if first not in (*_COMMANDS, *two) and len(two) == 2:
+        parser.error(f"{first!r} {compares_two}{shlex.join(two)}")
     options, unknown = parser.parse_known_args(argv)
+    if first == "report" and len(unknown) == 1 and unknown[0] in two:
+        parser.error(f"{first!r} {compares_two}{shlex.join([options.file, *unknown])}")
     if unknown:
         options.fail(f"unrecognized arguments: {' '.join(unknown)}")
     if options.command is None:

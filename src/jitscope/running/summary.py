@@ -25,6 +25,8 @@ def summary(register: Register, *, observed: bool, disabled: bool = False) -> st
             "jitscope: disabled by JITSCOPE_DISABLE, nothing was changed or looked at\n"
             f"lower {register.lower_s:.2f} s, compile {register.compile_s:.2f} s in all\n"
         )
+    if not (register.programs or register.failures):
+        return _nothing(register)
     programs = sorted(register.programs, key=lambda reuse: -reuse.phases.seconds.cold_s)
     parts = ["\n".join(_totals(register, observed))]
     parts += [str(reuse) for reuse in programs[:_SHOWN]]
@@ -37,18 +39,27 @@ def summary(register: Register, *, observed: bool, disabled: bool = False) -> st
     return "\n\n".join(parts) + "\n"
 
 
+def _nothing(register: Register) -> str:
+    if not register.lower_s + register.compile_s:
+        return "jitscope: nothing was compiled\n"
+    return (
+        "jitscope: no jax.jit function was compiled; lowering and compiling anything else "
+        f"{register.lower_s + register.compile_s:.2f} s\n"
+    )
+
+
 def _totals(register: Register, observed: bool) -> list[str]:
     looked_at = [reuse for reuse in register.programs if not reuse.is_applied]
     # What the script itself gave to `outermost_jit` is structured though all else is observed.
     structured = [reuse for reuse in register.programs if reuse.is_applied]
     lines = ["jitscope: observed, nothing was changed" if observed else "jitscope: structured"]
-    if observed:
+    if looked_at:
         lines.append(_calls(looked_at, "would become"))
     if structured or not observed:
         by_script = ", structured by the script's own outermost_jit" if observed else ""
         lines.append(_calls(structured, "->") + by_script)
     lines.append(_seconds(register))
-    if observed:
+    if looked_at:
         lines += _estimate(looked_at)
     lines += [
         f"left as it was: {failure.program}: {failure.reason}" for failure in register.failures

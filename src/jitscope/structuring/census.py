@@ -34,7 +34,7 @@ class Body:
     Attributes:
       fingerprint: identity of the body.
       name: of the function it was traced from (at its first call site).
-      source: user's line of the first call site.
+      source: user's line of the first call site, or the first line within the body.
       n_uses: call sites, where every body around them counts once.
       n_executions: how often it runs per call of the program, at least.
       n_paths: chains of calls from the program to the body; the number of copies there
@@ -113,12 +113,13 @@ class CallSite:
     """An equation that calls a body, ``trips`` times per run of what surrounds it.
 
     ``links`` are the positions of results of another call of that body and of the operands
-    that they are of this one.
+    that they are of this one, and ``around`` the equations that it lies in, outermost first.
     """
 
     eqn: Any
     trips: int
     links: tuple[tuple[int, int], ...] = ()
+    around: tuple[Any, ...] = ()
 
     @property
     def jaxpr(self) -> _jax.AnyJaxpr:
@@ -129,7 +130,9 @@ class CallSite:
         return fingerprint(self.jaxpr)
 
 
-def call_sites(jaxpr: _jax.AnyJaxpr, trips: int = 1) -> Iterator[CallSite]:
+def call_sites(
+    jaxpr: _jax.AnyJaxpr, trips: int = 1, around: tuple[Any, ...] = ()
+) -> Iterator[CallSite]:
     """Call sites in a jaxpr and in what is nested in it, but not within the bodies called."""
     makers: dict[Any, tuple[str, int]] = {}
     for eqn in _jax.equations(jaxpr):
@@ -137,12 +140,12 @@ def call_sites(jaxpr: _jax.AnyJaxpr, trips: int = 1) -> Iterator[CallSite]:
             digest = fingerprint(eqn.params["jaxpr"]).digest
             made = ((makers.get(x), i) for i, x in enumerate(eqn.invars) if isinstance(x, _jax.Var))
             links = tuple((by[1], i) for by, i in made if by is not None and by[0] == digest)
-            yield CallSite(eqn, trips, links)
+            yield CallSite(eqn, trips, links, around)
             makers.update((var, (digest, i)) for i, var in enumerate(eqn.outvars))
         elif eqn.primitive in _jax.SUBPROGRAMS:
             inner_trips = trips * _jax.trip_count(eqn)
             for sub in _jax.sub_jaxprs(eqn):
-                yield from call_sites(sub, inner_trips)
+                yield from call_sites(sub, inner_trips, (*around, eqn))
 
 
 def take_census(program: Program, variants: Variants = _NO_VARIANTS) -> Census:
@@ -234,7 +237,7 @@ class _Counter:
         return Body(
             fingerprint=dataclasses.replace(site.identity, digest=digest),
             name=str(name),
-            source=_jax.source_line(site.eqn),
+            source=_jax.source_line_of_call(site.eqn),
             n_equations=n_equations,
             n_heavy=_count(_jax.HEAVY, site.jaxpr, self._heavy_memo),
             n_convolutions=_count(_jax.CONVOLUTIONS, site.jaxpr, self._convolutions_memo),

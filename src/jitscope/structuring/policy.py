@@ -18,6 +18,8 @@ _MAX_STACKED_BYTES = 1 << 30
 # Of a found body whose calls are not kept: with 400 uses (AdamW) they are lowered and compiled in
 # 0.87 of the time, with 9 and 11 (an ODE solver's steps) in 1.1 times the time of no calls.
 _MIN_NESTED = 16
+_HEAVY = "matrix products or the like"
+"""In reasons: what a body's ``n_heavy`` counts."""
 
 
 class Structure(enum.Enum):
@@ -149,7 +151,7 @@ def check_policy(policy: Any) -> None:
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Policy:
     """The default policy, with its thresholds.
 
@@ -200,13 +202,9 @@ class Policy:
     min_saved_per_copy: int = 4
     max_stacked_bytes: int = _MAX_STACKED_BYTES
 
-    def __new__(cls, *_: Any, **settings: Any) -> Self:
-        names = [field.name for field in dataclasses.fields(Policy)]
-        if cls is Policy and (unknown := sorted(settings.keys() - set(names))):
-            raise TypeError(
-                f"Policy() got unknown setting(s) {', '.join(unknown)}. It takes "
-                f"{', '.join(names)}; help(jitscope.Policy) says what each does."
-            )
+    def __new__(cls, *nameless: Any, **settings: Any) -> Self:
+        if cls is Policy:
+            _check_settings(nameless, settings)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -256,21 +254,38 @@ class Policy:
         if body.obstacle:
             return Decision(Structure.NESTED, body.obstacle)
         if n_uses == 0:
-            return Decision(Structure.NESTED, "called only within bodies whose calls are kept")
+            became = "that become loops" if self.rolled else "whose calls are kept"
+            return Decision(Structure.NESTED, f"called only within bodies {became}")
         if body.forced is not None:
             return Decision(Structure(body.forced), "asked for by its decorator")
         if body.n_uses == 1:
             return Decision(Structure.INLINE, "called once")
         enough, smallest = self.min_uses * (2 if body.n_convolutions else 1), self._smallest(body)
         if n_uses < enough:
-            where = " outside kept bodies" if n_uses < body.n_uses else ""
-            what = "a kept call with a convolution" if body.n_convolutions else "a kept call"
-            return Decision(Structure.NESTED, f"{n_uses} uses{where}, {what} pays from {enough}")
-        if body.n_equations < smallest:
+            outside = " outside loops" if self.rolled else " outside kept bodies"
+            where = outside if n_uses < body.n_uses else ""
+            what = f"{self._call} with a convolution" if body.n_convolutions else self._call
             return Decision(
-                Structure.NESTED, f"{body.n_equations} equations, a kept call pays from {smallest}"
+                Structure.NESTED, f"{n_uses} uses{where}, {what} pays from {enough} uses"
             )
+        if body.n_equations < smallest:
+            return Decision(Structure.NESTED, self._few_equations(body, smallest))
         return None
+
+    @property
+    def _call(self) -> str:
+        """What a body that pays would get, in a reason."""
+        return "a loop" if self.rolled else "a kept call"
+
+    def _few_equations(self, body: Body, smallest: int) -> str:
+        each = self.min_equations_per_product
+        if smallest == each * body.n_heavy:
+            return (
+                f"{body.n_equations} equations with {body.n_heavy} {_HEAVY}, {self._call} pays "
+                f"from {smallest} equations ({each} for each)"
+            )
+        what = f"{self._call} with {_HEAVY}" if body.n_heavy else self._call
+        return f"{body.n_equations} equations, {what} pays from {smallest} equations"
 
     def _heavy(self, census: Census) -> _Heavy:
         bodies = [
@@ -302,8 +317,11 @@ class Policy:
         saved, needed = heavy if body.n_heavy else (_saved(body, n_uses), self.min_saved_light)
         if saved >= needed:
             return None
+        calls = "loops" if self.rolled else "kept calls"
+        of_all = f" of all bodies with {_HEAVY}" if body.n_heavy else ""
         return Decision(
-            Structure.NESTED, f"kept calls would save {saved} equations, they pay from {needed}"
+            Structure.NESTED,
+            f"{calls}{of_all} would save {saved} equations, they pay from {needed} equations",
         )
 
     def _better_within(self, body: Body, graph: CallGraph, heavy: _Heavy) -> Decision | None:
@@ -323,7 +341,22 @@ class Policy:
             return None
         return Decision(
             Structure.NESTED,
-            f"calls kept within it save {within} equations, its own would save {saved}",
+            f"{'loops' if self.rolled else 'calls kept'} within it save {within} equations, its "
+            f"own would save {saved}",
+        )
+
+
+def _check_settings(nameless: tuple[Any, ...], settings: Mapping[str, Any]) -> None:
+    names = [field.name for field in dataclasses.fields(Policy)]
+    if nameless:
+        raise TypeError(
+            f"Policy() takes its settings by name, got {nameless[0]!r} without one. Write, for "
+            "example, Policy(min_uses=4); help(jitscope.Policy) says what each does."
+        )
+    if unknown := sorted(settings.keys() - set(names)):
+        raise TypeError(
+            f"Policy() got unknown setting(s) {', '.join(unknown)}. It takes "
+            f"{', '.join(names)}; help(jitscope.Policy) says what each does."
         )
 
 
