@@ -268,6 +268,46 @@ def test_calls_that_feed_each_other_are_counted():
     assert body_named(apart, "step").n_chained == 0
 
 
+def expert():
+    return named("expert", lambda x, w: jnp.tanh(x @ w))
+
+
+def test_calls_that_may_run_side_by_side_are_counted():
+    f = expert()
+
+    def mixture(x, w):
+        for _ in range(3):
+            x = jnp.sin(sum(f(x + i, w) for i in range(4)))
+        return x
+
+    body = body_named(census_of(mixture, np.ones((4, 4), "f4"), np.ones((4, 4), "f4")), "expert")
+    assert (body.n_uses, body.n_successive, body.n_side_by_side) == (12, 3, 4)
+
+
+def test_calls_that_wait_for_one_another_through_other_code_are_no_side_by_side():
+    f = expert()
+
+    def net(x, w):
+        for _ in range(4):
+            x = jnp.sin(f(x, w))
+        return x
+
+    body = body_named(census_of(net, np.ones((4, 4), "f4"), np.ones((4, 4), "f4")), "expert")
+    assert (body.n_chained, body.n_successive, body.n_side_by_side) == (0, 4, 1)
+
+
+def test_calls_in_loops_and_in_other_bodies_wait_for_one_another_where_they_are():
+    f = expert()
+    pair = named("pair", lambda x, w: f(x, w) + f(x + 1, w))
+
+    def net(x, w):
+        x = jnp.sin(pair(x, w)) + jnp.sin(f(x, w))
+        return lax.fori_loop(0, 3, lambda _, x: jnp.sin(f(x, w)), x)
+
+    body = body_named(census_of(net, np.ones((4, 4), "f4"), np.ones((4, 4), "f4")), "expert")
+    assert (body.n_uses, body.n_successive, body.n_side_by_side) == (4, 3, 1)
+
+
 def test_source_is_the_line_of_the_first_call():
     f = step()
 

@@ -79,6 +79,7 @@ def test_every_body_is_decided():
             "they pay from 2000 equations",
         ),
         ({"n_uses": 3, "grows": True}, "3 uses"),
+        ({"n_chained": 0, "n_successive": 6}, "its calls may run 2 at a time"),
         ({"n_equations": 36, "grows": True}, "396 equations, they pay from 400"),
         ({"n_equations": 181, "grows": True, "n_chained": 5}, "they pay from 2000"),
         (
@@ -127,6 +128,7 @@ def test_reason_speaks_of_loops_where_loops_were_asked_for(fields):
         {"n_heavy": 0, "n_equations": 17},
         {"n_heavy": 0, "n_chained": 6},
         {"n_chained": 0},
+        {"n_chained": 0, "n_successive": 7},
         {"n_uses": 120, "n_equations": 18, "n_paths": 120, "n_heavy": 3},
     ],
 )

@@ -40,7 +40,11 @@ _SUPPORTED = frozenset(
 _SIGNATURE = ("static_argnums", "static_argnames", "in_shardings")
 
 STAGE_POLICY = Policy(
-    min_equations=8, min_equations_per_product=1, min_saved=1, min_saved_growing=1
+    min_equations=8,
+    min_equations_per_product=1,
+    min_saved=1,
+    min_saved_growing=1,
+    max_side_by_side=1_000_000,
 )
 """A stage costs the host some microseconds and saves the same time on every platform, so that
 every body of twelve equations with a matrix product is worth one."""

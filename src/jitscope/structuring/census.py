@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from typing import Any
 
 from .. import _jax
@@ -50,6 +50,8 @@ class Body:
       n_chained: uses that take a result of another use.
       n_boundary: operands and results of one call.
       n_convolutions: those of the heavy equations that are convolutions.
+      n_successive: those of its uses that wait for one another, at most; the others may run side
+        by side. All of them for a body without heavy equations, and for one called in chains.
       grows: XLA would fuse a chain of its uses into ever larger kernels. Not asked of a
         body of thousands of equations.
     """
@@ -71,7 +73,13 @@ class Body:
     n_chained: int = 0
     n_boundary: int = 0
     n_convolutions: int = 0
+    n_successive: int = 0
     grows: bool = False
+
+    @property
+    def n_side_by_side(self) -> int:
+        """How many of its uses may run at the same time, on average."""
+        return self.n_uses // (self.n_successive or self.n_uses)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,21 +233,26 @@ class _Counter:
                 n_paths=paths[d],
                 n_chained=chained[d],
                 links=links[d],
+                main=main,
             )
             for d in self._first
         )
 
-    def _body(self, digest: str, links: Set[tuple[int, int]], **counts: int) -> Body:
+    def _body(
+        self, digest: str, main: _jax.AnyJaxpr, links: Set[tuple[int, int]], **counts: int
+    ) -> Body:
         site = self._first[digest]
         name = site.eqn.params["name"]
         open_ = _jax.opened(site.jaxpr)
         n_equations = count_equations(site.jaxpr, self._equation_memo)
+        n_heavy = _count(_jax.HEAVY, site.jaxpr, self._heavy_memo)
+        in_chains = 2 * counts["n_chained"] >= counts["n_uses"]
         return Body(
             fingerprint=dataclasses.replace(site.identity, digest=digest),
             name=str(name),
             source=_jax.source_line_of_call(site.eqn),
             n_equations=n_equations,
-            n_heavy=_count(_jax.HEAVY, site.jaxpr, self._heavy_memo),
+            n_heavy=n_heavy,
             n_convolutions=_count(_jax.CONVOLUTIONS, site.jaxpr, self._convolutions_memo),
             operand_bytes=sum(_jax.n_bytes(v.aval) for v in (*open_.constvars, *open_.invars)),
             result_bytes=sum(_jax.n_bytes(v.aval) for v in open_.outvars),
@@ -248,9 +261,36 @@ class _Counter:
             outlined=is_outlined(name),
             calls=self.calls(self._callees[digest]),
             n_boundary=len(open_.constvars) + len(open_.invars) + len(open_.outvars),
+            n_successive=0 if in_chains or not n_heavy else self._n_successive(digest, main),
             grows=n_equations <= _MOST_SPELLED_OUT and grows(site.jaxpr, links),
             **counts,
         )
+
+    def _n_successive(self, digest: str, main: _jax.AnyJaxpr) -> int:
+        callers = [main, *(self._first[d].jaxpr for d in self._finished)]
+        return sum(_longest_row(jaxpr, lambda eqn: self._is_call(eqn, digest)) for jaxpr in callers)
+
+    def _is_call(self, eqn: Any, digest: str) -> bool:
+        return (
+            eqn.primitive is _jax.jit_p
+            and self._variants.canonical(fingerprint(eqn.params["jaxpr"]).digest) == digest
+        )
+
+
+def _longest_row(jaxpr: _jax.AnyJaxpr, counts: Callable[[Any], bool]) -> int:
+    """The most of these equations that wait for one another, in a jaxpr and what it holds."""
+    before: dict[Any, int] = {}
+    longest = 0
+    for eqn in _jax.equations(jaxpr):
+        length = max((before.get(x, 0) for x in eqn.invars if isinstance(x, _jax.Var)), default=0)
+        if counts(eqn):
+            length += 1
+        elif eqn.primitive in _jax.SUBPROGRAMS and eqn.primitive is not _jax.jit_p:
+            length += max((_longest_row(sub, counts) for sub in _jax.sub_jaxprs(eqn)), default=0)
+        if length:
+            longest = max(longest, length)
+            before.update(dict.fromkeys(eqn.outvars, length))
+    return longest
 
 
 def _obstacle(site: CallSite) -> str:

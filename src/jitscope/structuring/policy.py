@@ -183,6 +183,9 @@ class Policy:
         0.9x, 1.1x with 4, 8, 12 layers (747, 1743, 2739).
       min_saved_growing: the same where a chain of calls would be fused into ever larger kernels,
         see `growth`: small residual layers 1.8x, 2.1x, 4.6x with 438, 612, 960 equations.
+      max_side_by_side: most uses of a body with a matrix product or the like that may run at
+        the same time, on average: XLA:CPU runs what does not depend on one another on several
+        cores, but kept calls one by one. 8 experts to a layer, kept, run 1.6 times as long on 2.
       rolled: whether calls that would be kept become loops where they form chains of
         ``min_uses`` calls.
       min_saved_per_copy: equations that a loop has to save for each value that is copied into
@@ -198,6 +201,7 @@ class Policy:
     min_equations_per_value: int = 4
     min_saved: int = 2000
     min_saved_growing: int = 400
+    max_side_by_side: int = 1
     rolled: bool = False
     min_saved_per_copy: int = 4
     max_stacked_bytes: int = _MAX_STACKED_BYTES
@@ -270,6 +274,11 @@ class Policy:
             )
         if body.n_equations < smallest:
             return Decision(Structure.NESTED, self._few_equations(body, smallest))
+        if body.n_side_by_side > self.max_side_by_side:
+            return Decision(
+                Structure.NESTED,
+                f"its calls may run {body.n_side_by_side} at a time, kept calls run one by one",
+            )
         return None
 
     @property
