@@ -78,9 +78,11 @@ def goals(records: Sequence[Record], clock: Clock) -> list[Goal]:
         found.append(Goal("run time, nothing marked", mean, 1, False, programs))
         colds = _ratios(records, _PLAIN, BASELINE, clock.cold)
         found.append(_worst("longest cold start, nothing marked", colds, 1.05))
-        found.append(
-            _worst("the same against the better of flat and nested", _best(records, clock), 1.1)
-        )
+    for name, contender in (("nothing marked", _PLAIN), ("marked", _ANNOTATED)):
+        best = _best(records, contender, clock)
+        if best:
+            where = f"cold start against the better of flat and nested by hand, {name}"
+            found.append(_worst(where, best, 1.1))
     return found
 
 
@@ -89,10 +91,13 @@ def _worst(name: str, values: Mapping[str, float], limit: float) -> Goal:
     return Goal(name, values[where], limit, False, where)
 
 
-def _best(records: Sequence[Record], clock: Clock) -> dict[str, float]:
-    """Cold start against the better of `jit` and `nested_jit`, where there is the latter."""
-    flat = _ratios(records, _PLAIN, BASELINE, clock.cold)
-    nested = _ratios(records, _PLAIN, "nested_jit", clock.cold)
+def _best(records: Sequence[Record], contender: str, clock: Clock) -> dict[str, float]:
+    """Cold start against the better of `jit` and `nested_jit`, where there is the latter.
+
+    A nested jit is a mark, and its second call is not traced: code without marks has to be.
+    """
+    flat = _ratios(records, contender, BASELINE, clock.cold)
+    nested = _ratios(records, contender, "nested_jit", clock.cold)
     return {entry: max(value, nested.get(entry, 0.0)) for entry, value in flat.items()}
 
 

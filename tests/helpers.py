@@ -121,6 +121,7 @@ EAGER_LIMITS = {
     "min_saved_light": 1,
     "min_saved": 1,
     "min_saved_growing": 1,
+    "min_uses_steady": 2,
     "max_side_by_side": 1_000_000,
 }
 """Limits of a `Policy` with which whatever repeats is worth it."""

@@ -178,11 +178,13 @@ class Policy:
         as long, and the adjoint of an ODE step (112 equations, 65 values) 1.09 times; with 6 they
         run no longer.
       min_saved: equations to be saved by all other bodies of the program together. XLA:CPU
-        compiles like kernels once anyway. Transformer blocks, forward only, cold: 0.88x, 0.96x,
-        1.2x with 8, 16, 24 layers (672, 1440, 2208 equations); train steps of Flax Linen 0.85x,
-        0.9x, 1.1x with 4, 8, 12 layers (747, 1743, 2739).
-      min_saved_growing: the same where a chain of calls would be fused into ever larger kernels,
-        see `growth`: small residual layers 1.8x, 2.1x, 4.6x with 438, 612, 960 equations.
+        compiles like kernels once anyway: transformer blocks, forward only, start 0.88x, 0.96x,
+        1.2x as fast with 8, 16, 24 layers (672, 1440, 2208 equations).
+      min_uses_steady: fewest uses for which calls of these bodies are kept. Train steps of Flax
+        Linen (249 equations a layer) compile 0.8x, 0.9x, 1.1x as fast with 4, 8, 12 layers.
+      min_saved_growing: ``min_saved`` where a chain of calls would be fused into ever larger
+        kernels (`Body.grows`), and ``min_uses`` are enough: small residual layers start 1.8x,
+        2.1x, 4.6x as fast with 438, 612, 960 equations.
       max_side_by_side: most uses of a body with a matrix product or the like that may run at
         the same time, on average: XLA:CPU runs what does not depend on one another on several
         cores, but kept calls one by one. 8 experts to a layer, kept, run 1.6 times as long on 2.
@@ -199,7 +201,8 @@ class Policy:
     min_equations_per_product: int = 6
     min_saved_light: int = 180
     min_equations_per_value: int = 4
-    min_saved: int = 2000
+    min_saved: int = 1100
+    min_uses_steady: int = 12
     min_saved_growing: int = 400
     max_side_by_side: int = 1
     rolled: bool = False
@@ -301,9 +304,11 @@ class Policy:
             body for body in census.bodies if body.n_heavy and not self._unfit(body, body.n_uses)
         ]
         growing = any(body.grows and 2 * body.n_chained >= body.n_uses for body in bodies)
+        enough = self.min_uses if growing or self.rolled else self.min_uses_steady
         return _Heavy(
-            saved=sum(_saved(body, body.n_uses) for body in bodies),
+            saved=sum(_saved(body, body.n_uses) for body in bodies if body.n_uses >= enough),
             needed=self.min_saved_growing if growing else self.min_saved,
+            enough=enough,
         )
 
     def _smallest(self, body: Body) -> int:
@@ -323,7 +328,13 @@ class Policy:
                 f"element-wise, and {body.n_boundary} values cross each call: such calls pay from "
                 f"{needed_equations} equations",
             )
-        saved, needed = heavy if body.n_heavy else (_saved(body, n_uses), self.min_saved_light)
+        if body.n_heavy and n_uses < heavy.enough:
+            return Decision(
+                Structure.NESTED,
+                f"{n_uses} uses that XLA fuses layer by layer, kept calls pay from {heavy.enough}",
+            )
+        saved = heavy.saved if body.n_heavy else _saved(body, n_uses)
+        needed = heavy.needed if body.n_heavy else self.min_saved_light
         if saved >= needed:
             return None
         calls = "loops" if self.rolled else "kept calls"
@@ -370,10 +381,17 @@ def _check_settings(nameless: tuple[Any, ...], settings: Mapping[str, Any]) -> N
 
 
 class _Heavy(NamedTuple):
-    """What all bodies with heavy equations save together, and from where that pays."""
+    """What all bodies with heavy equations save together, and from where that pays.
+
+    Attributes:
+      saved: equations.
+      needed: equations.
+      enough: uses of each.
+    """
 
     saved: int
     needed: int
+    enough: int
 
 
 def _saved(body: Body, n_uses: int) -> int:
