@@ -17,6 +17,8 @@ from jitscope.ir.constants import hoisted
 from jitscope.ir.fingerprint import fingerprint
 from jitscope.ir.program import capture
 from jitscope.names import SubroutineName, is_outlined
+from jitscope.outlining.finding import MIN_EQUATIONS
+from jitscope.outlining.kinds import MIN_KEPT
 from jitscope.outlining.outline import outline
 from jitscope.structuring.census import take_census
 from jitscope.structuring.policy import Policy
@@ -136,6 +138,70 @@ def test_planted_repeat_is_found_whole_and_values_stay(plan):
     w, x = arrays(3, 3, n=2)
     bodies = found(outlined(planted(*plan), x, w))
     assert [(n_uses, n_equations) for _, n_uses, n_equations in bodies] == [(len(gaps), len(word))]
+
+
+JOINING = [6, 7, 8, 9, 10]  # operations that read two values
+
+
+@st.composite
+def orders(draw, steps):
+    """An order in which steps, each reading two of the values before it, can be taken."""
+    order, left, known = [], list(range(len(steps))), {0, 1}
+    while left:
+        ready = [i for i in left if {steps[i][1], steps[i][2]} <= known]
+        order.append(draw(st.sampled_from(ready)))
+        left.remove(order[-1])
+        known.add(order[-1] + 2)
+    return order
+
+
+@st.composite
+def permuted_plans(draw):
+    """Two or three branches that join, and an order of its own for each use of them."""
+    n_uses = draw(st.integers(2, 6))
+    tips = [1] * draw(st.integers(2, 3))
+    steps = []
+    for _ in range(max(12, -(-MIN_KEPT // n_uses))):
+        branch = draw(st.integers(0, len(tips) - 1))
+        operation = draw(st.integers(0, len(OPERATIONS) - 1))
+        steps.append((operation, tips[branch], draw(st.sampled_from([0, 1]))))
+        tips[branch] = len(steps) + 1
+    while len(tips) > 1:
+        steps.append((draw(st.sampled_from(JOINING)), tips.pop(), tips.pop()))
+        tips.append(len(steps) + 1)
+    gaps = draw(st.lists(st.booleans(), min_size=n_uses, max_size=n_uses))
+    constants = draw(st.lists(st.sampled_from([1.5, 2.5, 3.5]), min_size=n_uses, max_size=n_uses))
+    return steps, [draw(orders(steps)) for _ in gaps], gaps, constants, draw(st.booleans())
+
+
+def permuted(steps, orders, gaps, constants, effects):
+    """The same steps for each order, a different power of x between any two uses."""
+
+    def fun(x, w):
+        for use, (order, gap, c) in enumerate(zip(orders, gaps, constants, strict=True)):
+            values = {0: w, 1: x}
+            for i in order:
+                operation, first, second = steps[i]
+                values[i + 2] = OPERATIONS[operation](values[first], values[second], c)
+            x = values[len(steps) + 1]
+            if gap:
+                x = lax.integer_pow(x, use + 2)
+            if gap and effects:
+                jax.debug.callback(lambda x: None, x)
+        return x
+
+    return fun
+
+
+@SMALL
+@given(permuted_plans())
+def test_planted_repeat_is_found_in_whatever_order_its_equations_stand(plan):
+    steps, orders, *_ = plan
+    w, x = arrays(3, 3, n=2)
+    program = outlined(permuted(*plan), x, w)
+    # Fewer equations than make a body may be left of each, where only they stand otherwise.
+    in_calls = sum(n_uses * n_equations for _, n_uses, n_equations in found(program))
+    assert in_calls > len(orders) * (len(steps) - MIN_EQUATIONS)
 
 
 @SMALL
@@ -398,6 +464,142 @@ def test_repeats_are_found_inside_shard_map():
     assert [n_uses for _, n_uses, _ in found(program)] == [5]
 
 
+# --- what repeats in another order --------------------------------------------------------------
+
+
+def gated(x, w, first):
+    """Two branches of which either can come first."""
+
+    def gate():
+        return lax.tanh(lax.sin(x @ w) * 0.5)
+
+    def value():
+        return lax.cos(lax.exp(lax.neg(x)) + 1.0) - x
+
+    if first == "gate":
+        g, v = gate(), value()
+    else:
+        v, g = value(), gate()
+    return lax.max(g * v, x) + g
+
+
+def gates(*orders):
+    def fun(x, ws):
+        for use, (w, first) in enumerate(zip(ws, orders, strict=True)):
+            x = lax.integer_pow(gated(x, w, first), use + 2)
+        return x
+
+    return fun
+
+
+@pytest.mark.parametrize(
+    "orders",
+    [
+        ["gate"] * 7 + ["value"],
+        ["value"] + ["gate"] * 7,
+        ["gate"] * 4 + ["value"] * 4,
+        ["gate", "value"] * 4,
+        ["gate", "gate", "value", "value"] * 2,
+    ],
+    ids="".join,
+)
+def test_occurrences_in_two_orders_are_one_body(orders):
+    program = outlined(gates(*orders), *arrays(3, 3, n=1), arrays(3, 3, n=8))
+    ((_, n_uses, n_equations),) = found(program)
+    assert (n_uses, n_equations) == (8, 12)
+
+
+def test_equations_that_no_repeat_needs_in_another_order_stay_in_theirs():
+    orders = ["gate"] * 7 + ["value"]
+
+    def fun(x, ws):
+        a, b = lax.sin(x), lax.cos(x)
+        x = gates(*orders)(x, ws)
+        c, d = lax.log(x), lax.exp(x)
+        return b - a, d - c
+
+    program = outlined(fun, *arrays(3, 3, n=1), arrays(3, 3, n=8))
+    names = [eqn.primitive.name for eqn in _jax.equations(program.jaxpr)]
+    assert (names[:2], names[-4:]) == (["sin", "cos"], ["log", "exp", "sub", "sub"])
+    assert len(calls(program)) == 8
+
+
+def test_stretches_of_the_same_equations_with_other_data_flow_are_not_joined():
+    def crossed(x, w):
+        g = lax.tanh(lax.sin(x @ w) * 0.5)
+        v = lax.cos(lax.exp(lax.neg(g)) + 1.0) - x
+        return lax.max(g * v, x) + g
+
+    def fun(x, ws):
+        for use, w in enumerate(ws):
+            layer = crossed if use == 7 else gated
+            x = lax.integer_pow(layer(x, w, *["gate"][: use != 7]), use + 2)
+        return x
+
+    program = outlined(fun, *arrays(3, 3, n=1), arrays(3, 3, n=8))
+    assert [n_uses for _, n_uses, _ in found(program)] == [7]
+
+
+def test_effects_keep_their_order_where_equations_are_moved():
+    printed = []
+
+    def fun(x, ws):
+        for i, w in enumerate(ws):
+            x = gated(x, w, ["gate", "value"][i % 2])
+            jax.debug.callback(lambda i=i: printed.append(i), ordered=True)
+        return x
+
+    program = outline(captured(fun, *arrays(3, 3, n=1), arrays(3, 3, n=8)))
+    assert [n_uses for _, n_uses, _ in found(program)] == [8]
+    evaluated(program, arrays(3, 3, n=1) + arrays(3, 3, n=8))
+    jax.effects_barrier()
+    assert printed == list(range(8))
+
+
+def test_what_reads_and_writes_a_reference_keeps_its_order():
+    def fun(x, ws):
+        ref = jax.new_ref(x)
+        for i, w in enumerate(ws):
+            ref[...] = gated(ref[...], w, ["gate", "value"][i % 2])
+            x = x + ref[...]
+        return x
+
+    if not hasattr(jax, "new_ref"):
+        pytest.skip("this JAX has no references outside of kernels")
+    x, ws = arrays(3, 3, n=1)[0], arrays(3, 3, n=8)
+    assert_same(jitscope.outermost_jit(fun)(x, ws), jax.jit(fun)(x, ws), tolerance_factor=10)
+
+
+# Equations of which nobody knows what they do stand in the same order as they stood.
+opaque_p = _jax.Primitive("test_outline_opaque")
+opaque_p.def_abstract_eval(lambda x, number: x)
+opaque_p.def_impl(lambda x, number: x)
+
+
+def test_equations_that_may_not_be_pure_are_not_moved_past_each_other():
+    def layer(x, w, first):
+        numbers = {"gate": (1, 2), "value": (2, 1)}[first]
+        kept = {number: opaque_p.bind(x, number=number) for number in numbers}
+        return gated(kept[1] - kept[2], w, first)
+
+    def fun(x, ws):
+        for use, (w, first) in enumerate(zip(ws, ["gate", "value"] * 4, strict=True)):
+            x = lax.integer_pow(layer(x, w, first), use + 2)
+        return x
+
+    def opaque(jaxpr):
+        for eqn in _jax.equations(jaxpr):
+            if eqn.primitive is opaque_p:
+                yield eqn.params["number"]
+            for sub in _jax.sub_jaxprs(eqn):
+                yield from opaque(sub)
+
+    program = captured(fun, *arrays(3, 3, n=1), arrays(3, 3, n=8))
+    result = outline(program)
+    assert calls(result)
+    assert list(opaque(result.jaxpr)) == list(opaque(program.jaxpr)) == [1, 2, 2, 1] * 4
+
+
 # --- what is left alone -------------------------------------------------------------------------
 
 
@@ -574,12 +776,20 @@ def test_body_is_named_after_the_innermost_common_function():
     assert name == "Block"
 
 
-def test_outlining_is_the_same_in_every_process():
+@pytest.mark.parametrize(
+    "program",
+    [
+        "jax.value_and_grad(network, argnums=(0, 1)), x, [x] * 6",
+        "gates(*['gate', 'value', 'value', 'gate'] * 2), x, [x] * 8",
+    ],
+    ids=["gradient", "permuted"],
+)
+def test_outlining_is_the_same_in_every_process(program):
     code = (
         "import jax, jax.numpy as jnp\n"
-        "from test_outline import captured, network, outline, take_census\n"
+        "from test_outline import captured, gates, network, outline, take_census\n"
         "x = jnp.ones((4, 4))\n"
-        "p = captured(jax.value_and_grad(network, argnums=(0, 1)), x, [x] * 6)\n"
+        f"p = captured({program})\n"
         "print([(b.fingerprint.digest, b) for b in take_census(outline(p)).bodies])\n"
     )
     first, second = (run_python(["-c", code], {"PYTHONHASHSEED": seed}) for seed in "12")

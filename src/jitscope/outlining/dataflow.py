@@ -10,6 +10,7 @@ anybody outside needs.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from .. import _jax
 from ..ir.fingerprint import literal_text
 
 _SPARE_RESULTS = 8  # a run may give back one unneeded result per so many equations, and one more
+
+_END_BITS = 32  # of the place of a result among those of its equation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +51,21 @@ class Interface:
         n_values = len(self.operands) + len(self.results)
         n_uses = len(self.starts)
         return (n_uses - 1) * self.length - n_uses * (1 + n_values / 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Edges:
+    """What equations of a line read of each other, in the order of the equations that read.
+
+    Attributes:
+      user: the equation that reads.
+      definer: the equation whose result that is.
+      ends: which operand of the one is which result of the other, as one integer.
+    """
+
+    user: np.ndarray
+    definer: np.ndarray
+    ends: np.ndarray
 
 
 class Flow:
@@ -95,6 +113,16 @@ class Flow:
         self._is_literal = np.asarray(is_literal, bool)
         self._values = np.asarray(values, np.int64)
         self._source = np.where(self._is_literal, -1, np.maximum(self._values, -1))
+
+    @functools.cached_property
+    def edges(self) -> Edges:
+        """From each result to each operand that it is."""
+        operands = np.flatnonzero(self._source >= 0)
+        results, user = self._source[operands], self._user[operands]
+        definer = self._definer[results]
+        place = (operands - self._first_operand[user]) << _END_BITS
+        ends = place + (results - self._first_result[definer])
+        return Edges(user, definer, ends.astype(np.uint64))
 
     def cut_cost(self, period: int) -> np.ndarray:
         """Cost of cutting before each equation: values that a run hands to the next one.

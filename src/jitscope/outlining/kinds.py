@@ -21,6 +21,7 @@ _MIN_EQUATIONS = 12
 _MIN_USES = 4
 _MIN_SAVED_LIGHT = 180
 _DECLINED_WORTH = 1 / 16
+MIN_KEPT = _MIN_EQUATIONS * _MIN_USES  # equations of the shortest line with a body that is kept
 # Of short steps in a long chain so many are put together: XLA:CPU, element-wise bodies of 12,
 # 48, 96 equations with 16 uses start 1.5, 3.2, 5.4 times faster.
 _LIGHT_STRETCH = 64

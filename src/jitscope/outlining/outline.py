@@ -8,17 +8,16 @@ same places (`dataflow`) become calls of one body; the stages behind this one co
 calls and decide what becomes of them.
 
 Every call keeps the equations of its own site, so that derivative rules and source lines
-stay what they were. Runs are consecutive equations; nothing is moved. Equations with side
-effects, without a process-stable identity, or in a context of their own stay where they
-are, outside every body.
+stay what they were. Runs are consecutive equations; what repeats in another order is put in
+the same one before (`finding`). Equations with side effects, without a process-stable identity,
+or in a context of their own are in no body and are not moved past each other.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from .. import _jax
@@ -26,12 +25,11 @@ from ..ir.fingerprint import Fingerprint, equation_token, fingerprint
 from ..ir.program import Program
 from ..names import OutlinedName
 from .cut import Cut, cut
-from .dataflow import Flow, Interface
+from .dataflow import Interface
 from .duplicates import merged
-from .kinds import Kind, Kinds, Weights, is_marked
-from .repeats import Preferences, Repeat, take_repeats
+from .finding import MIN_EQUATIONS, Line, found
+from .kinds import Kinds, is_marked
 
-_MIN_EQUATIONS = 6  # of a run; below, a call saves nothing
 _MAX_ROUNDS = 16  # of repeats among what earlier rounds left; two or three are the rule
 _NAME_SAMPLES = 6
 
@@ -57,12 +55,11 @@ class _Class:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Line:
-    """Equations in a row, with their tokens and kinds."""
+class _Round:
+    """What becomes of a line at once: it is put in an order, and runs of it become calls."""
 
-    eqns: Sequence[Any]
-    tokens: Sequence[Fingerprint]
-    kinds: Sequence[Kind]
+    order: list[int] | None
+    classes: list[_Class]
 
 
 class _Outliner:
@@ -71,7 +68,7 @@ class _Outliner:
     def __init__(self, main: _jax.AnyJaxpr) -> None:
         self._main = main
         self._done: dict[int, tuple[Any, Any]] = {}
-        self._rounds: dict[Hashable, list[list[_Class]]] = {}
+        self._rounds: dict[Hashable, list[_Round]] = {}
         self._kinds = Kinds()
 
     def jaxpr(self, jaxpr: _jax.AnyJaxpr) -> _jax.AnyJaxpr:
@@ -98,17 +95,15 @@ class _Outliner:
             return jaxpr
         return _jax.rebuilt(jaxpr, eqns=eqns)
 
-    def _without_duplicates(
-        self, line: _Line, outvars: Sequence[Any]
-    ) -> tuple[_Line, Sequence[Any]]:
+    def _without_duplicates(self, line: Line, outvars: Sequence[Any]) -> tuple[Line, Sequence[Any]]:
         without = merged(line.eqns, line.tokens, line.kinds, outvars)
         if without is None:
             return line, outvars
         eqns, outvars = without
         return self._line(list(eqns.values()), [line.tokens[i] for i in eqns]), outvars
 
-    def _line(self, eqns: Sequence[Any], tokens: Sequence[Fingerprint]) -> _Line:
-        return _Line(eqns, tokens, list(map(self._kinds.of, eqns, tokens)))
+    def _line(self, eqns: Sequence[Any], tokens: Sequence[Fingerprint]) -> Line:
+        return Line(eqns, tokens, list(map(self._kinds.of, eqns, tokens)))
 
     def _with_outlined_parameters(self, eqn: Any) -> Any:
         changes: dict[str, Any] = {}
@@ -122,7 +117,7 @@ class _Outliner:
 
     # --- rounds: what repeats, what then still repeats, ... -------------------------------
 
-    def _identity(self, jaxpr: _jax.AnyJaxpr, line: _Line, outvars: Sequence[Any]) -> Hashable:
+    def _identity(self, jaxpr: _jax.AnyJaxpr, line: Line, outvars: Sequence[Any]) -> Hashable:
         """Equal for jaxprs in whose lines the same is found. Nothing equals the program itself.
 
         Jaxprs that are equal may have lines that are not: marks further in, which no fingerprint
@@ -136,8 +131,8 @@ class _Outliner:
         return fingerprint(jaxpr, line.tokens), tuple(map(is_marked, line.eqns))
 
     def _searched(
-        self, line: _Line, outvars: Sequence[Any], identity: Hashable
-    ) -> tuple[_Line, bool]:
+        self, line: Line, outvars: Sequence[Any], identity: Hashable
+    ) -> tuple[Line, bool]:
         """The line with its repeats outlined, and whether there are any.
 
         What was found in one line is not looked for again in those of the same identity.
@@ -145,64 +140,26 @@ class _Outliner:
         rounds = self._rounds.get(identity)
         if rounds is None:
             rounds = self._rounds[identity] = []
-            while len(rounds) < _MAX_ROUNDS and (classes := self._classes(line, outvars)):
-                rounds.append(classes)
-                line = self._with_calls(line, classes)
+            while len(rounds) < _MAX_ROUNDS and (repeats := _round(line, outvars)).classes:
+                rounds.append(repeats)
+                line = self._with_calls(line, repeats)
         else:
-            for classes in rounds:
-                line = self._with_calls(line, classes)
+            for repeats in rounds:
+                line = self._with_calls(line, repeats)
         return line, bool(rounds)
 
     def _body(self, body: _jax.AnyJaxpr, tokens: Sequence[Fingerprint]) -> _jax.AnyJaxpr:
         """An outlined body with its own repeats outlined, in each equal body alike."""
-        if len(tokens) < 2 * _MIN_EQUATIONS:
+        if len(tokens) < 2 * MIN_EQUATIONS:
             return body
         line = self._line(_jax.equations(body), tokens)
         line, found = self._searched(line, _jax.opened(body).outvars, fingerprint(body, tokens))
         return _jax.rebuilt(body, eqns=list(line.eqns)) if found else body
 
-    # --- finding ------------------------------------------------------------------------
-
-    def _classes(self, line: _Line, outvars: Sequence[Any]) -> list[_Class]:
-        """Repeats of a line that can become calls and are worth it."""
-        numbers = [
-            -1 - i if not kind.movable or eqn.effects or is_marked(eqn) else kind.number
-            for i, (kind, eqn) in enumerate(zip(line.kinds, line.eqns, strict=True))
-        ]
-        if len(set(numbers)) == len(numbers):
-            return []
-        weights = Weights(line.kinds)
-        flow = functools.cache(lambda: Flow(line.eqns, outvars))  # for many lines, nobody asks
-        found: list[Interface] = []
-
-        def accept(repeat: Repeat) -> list[Repeat]:
-            pays = [
-                interface
-                for interface in flow().interfaces(repeat.length, repeat.starts)
-                if interface.saved > 0 and not weights.hides_calls(interface)
-            ]
-            found.extend(pays)
-            return [Repeat(interface.length, interface.starts) for interface in pays]
-
-        take_repeats(
-            numbers,
-            Preferences(
-                _MIN_EQUATIONS,
-                weights.worth,
-                lambda period: flow().cut_cost(period),
-                weights.stretch,
-                functools.cache(lambda: flow().with_literals(numbers)),
-                accept,
-            ),
-        )
-        found = found or _single_equations(line.kinds, numbers, flow)
-        return [_Class(interface, _name(line.eqns, interface)) for interface in found]
-
-    # --- replacing ----------------------------------------------------------------------
-
-    def _with_calls(self, line: _Line, classes: Sequence[_Class]) -> _Line:
+    def _with_calls(self, line: Line, repeats: _Round) -> Line:
+        line = line.in_order(repeats.order)
         calls: dict[int, tuple[int, Any, Fingerprint]] = {}
-        for cls in classes:
+        for cls in repeats.classes:
             calls.update(self._calls(line, cls))
         eqns: list[Any] = []
         tokens: list[Fingerprint] = []
@@ -214,7 +171,7 @@ class _Outliner:
             at = start + length
         return self._line([*eqns, *line.eqns[at:]], [*tokens, *line.tokens[at:]])
 
-    def _calls(self, line: _Line, cls: _Class) -> dict[int, tuple[int, Any, Fingerprint]]:
+    def _calls(self, line: Line, cls: _Class) -> dict[int, tuple[int, Any, Fingerprint]]:
         """Start to length, call and token, for the runs whose bodies prove to be equal."""
         interface, name = cls.interface, cls.name
         by_digest: dict[str, list[tuple[int, Cut, _jax.AnyJaxpr]]] = {}
@@ -233,20 +190,13 @@ class _Outliner:
         return calls
 
 
-def _single_equations(
-    kinds: Sequence[Kind], numbers: Sequence[int], flow: Callable[[], Flow]
-) -> list[Interface]:
-    """Equations that repeat and hold many others, such as one remat for each layer."""
-    starts: dict[int, list[int]] = {}
-    for i, (kind, number) in enumerate(zip(kinds, numbers, strict=True)):
-        if number >= 0 and not kind.is_call and kind.is_large:
-            starts.setdefault(number, []).append(i)
-    return [
-        interface
-        for same in starts.values()
-        if len(same) > 1
-        for interface in flow().interfaces(1, same)
-    ]
+def _round(line: Line, outvars: Sequence[Any]) -> _Round:
+    repeats = found(line, outvars)
+    eqns = line.in_order(repeats.order).eqns
+    return _Round(
+        repeats.order,
+        [_Class(interface, _name(eqns, interface)) for interface in repeats.interfaces],
+    )
 
 
 def _name(eqns: Sequence[Any], interface: Interface) -> OutlinedName:
