@@ -66,46 +66,49 @@ class Run:
     starts: tuple[int, ...]
 
 
+def alike(reads, *starts, which=()):
+    """What is alike in `NUMBERS`, given runs of five equations at the starts."""
+    runs = [Run(5, (start,)) for start in starts]
+    return aligned(NUMBERS, edges(reads), runs, lambda: roots(len(reads), *which))
+
+
+NUMBERS = np.asarray([1, 2, 3, 4, 5, 1, 3, 2, 4, 5])
 TWO_CHAINS = [[], [0], [], [2], [1, 3]]  # equations 0-1 and 2-3, which the last one reads
 
 
 def test_stretch_in_another_order_is_aligned():
     reads = [*TWO_CHAINS, *[[j + 5 for j in js] for js in [[], [], [0], [1], [3, 2]]]]
-    numbers = np.asarray([1, 2, 3, 4, 5, 1, 3, 2, 4, 5])
     reads[9] = [7, 8]
-    (alike,) = aligned(numbers, edges(reads), [Run(5, (0,))], roots(10))
+    (found,) = alike(reads, 0)
     order = list(range(10))
-    alike.put(order)
+    found.put(order)
     assert order == [0, 1, 2, 3, 4, 5, 7, 6, 8, 9]
-    alike.put_back(order)
+    found.put_back(order)
     assert order == list(range(10))
 
 
 def test_stretch_with_other_edges_is_not_aligned():
     reads = [*TWO_CHAINS, [], [], [5], [6], [8, 7]]  # the operands of the last one are exchanged
-    numbers = np.asarray([1, 2, 3, 4, 5, 1, 3, 2, 4, 5])
-    assert aligned(numbers, edges(reads), [Run(5, (0,))], roots(10)) == []
+    assert alike(reads, 0) == []
 
 
 def test_stretch_whose_roots_stand_in_another_order_is_not_aligned():
     reads = [*TWO_CHAINS, [], [], [5], [6], [7, 8]]
-    numbers = np.asarray([1, 2, 3, 4, 5, 1, 3, 2, 4, 5])
-    (_,) = aligned(numbers, edges(reads), [Run(5, (0,))], roots(10, 1, 7))
-    assert aligned(numbers, edges(reads), [Run(5, (0,))], roots(10, 1, 2, 6, 7)) == []
+    (_,) = alike(reads, 0, which=(1, 7))
+    assert alike(reads, 0, which=(1, 2, 6, 7)) == []
 
 
 def test_equal_chains_that_nothing_tells_apart_are_aligned():
     numbers = np.asarray([1, 1, 2, 2, 1, 2, 1, 2])
     reads = [[], [], [0], [1], [], [4], [], [6]]
-    (alike,) = aligned(numbers, edges(reads), [Run(4, (0,))], roots(8))
-    assert alike.places == {4: [0, 2, 1, 3]}
+    (found,) = aligned(numbers, edges(reads), [Run(4, (0,))], lambda: roots(8))
+    assert found.places == {4: [0, 2, 1, 3]}
 
 
 def test_two_runs_of_the_same_equations_are_one():
     reads = [*TWO_CHAINS, [], [], [5], [6], [7, 8]]
-    numbers = np.asarray([1, 2, 3, 4, 5, 1, 3, 2, 4, 5])
-    (alike,) = aligned(numbers, edges(reads), [Run(5, (0,)), Run(5, (5,))], roots(10))
-    assert (alike.runs, alike.starts) == ([0, 1], [0, 5])
+    (found,) = alike(reads, 0, 5)
+    assert (found.runs, found.starts) == ([0, 1], [0, 5])
 
 
 @given(st.lists(st.integers(0, 2), max_size=40), st.integers(1, 5))

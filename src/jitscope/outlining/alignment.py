@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,7 @@ class Alike:
 
 
 def aligned(
-    numbers: np.ndarray, edges: Edges, runs: Sequence[Any], is_root: np.ndarray
+    numbers: np.ndarray, edges: Edges, runs: Sequence[Any], is_root: Callable[[], np.ndarray]
 ) -> list[Alike]:
     """Finds stretches that hold, in another order, what a run holds.
 
@@ -60,7 +60,7 @@ def aligned(
       numbers: one per equation, equal where the equations do the same.
       edges: between the equations.
       runs: what was found, with ``length`` and ``starts``, without overlap, best first.
-      is_root: whether an equation keeps its order among its like.
+      is_root: whether each equation keeps its order among its like; rarely asked.
     """
     taken = np.zeros(len(numbers), bool)
     for run in runs:
@@ -80,12 +80,11 @@ class _Alignment:
         numbers: np.ndarray,
         edges: Edges,
         runs: Sequence[Any],
-        is_root: np.ndarray,
+        is_root: Callable[[], np.ndarray],
         taken: np.ndarray,
     ) -> None:
         self._numbers, self._edges, self._runs = numbers, edges, runs
-        self._is_root, self._taken = is_root, taken
-        self._read_by = np.searchsorted(edges.user, np.arange(len(numbers) + 1))
+        self._is_root, self._taken = functools.cache(is_root), taken
         self._labels: dict[Any, int] = {}
         self._mismatches_left = _MISMATCHES
         self._found: dict[int, Alike] = {}
@@ -183,12 +182,13 @@ class _Alignment:
                 return None
             like.remove(place)
             places.append(place)
-        roots = [i for i in places if self._is_root[start + i]]
+        is_root = self._is_root()
+        roots = [i for i in places if is_root[start + i]]
         return places if roots == sorted(roots) else None
 
     def _reads(self, start: int, length: int) -> list[list[tuple[int, int]]]:
         """For each equation of a stretch the edges to others in it."""
-        edges = slice(self._read_by[start], self._read_by[start + length])
+        edges = slice(*np.searchsorted(self._edges.user, [start, start + length]).tolist())
         found: list[list[tuple[int, int]]] = [[] for _ in range(length)]
         for user, definer, ends in zip(
             (self._edges.user[edges] - start).tolist(),

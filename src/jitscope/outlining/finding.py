@@ -93,11 +93,11 @@ class _Search:
 
     def __init__(self, line: Line, outvars: Sequence[Any]) -> None:
         self._line, self._outvars = line, outvars
-        self._numbers = [
+        self._list = [
             -1 - i if not kind.movable or eqn.effects or is_marked(eqn) else kind.number
             for i, (kind, eqn) in enumerate(zip(line.kinds, line.eqns, strict=True))
         ]
-        self._n_repeated = len(self._numbers) - len(set(self._numbers))
+        self._n_repeated = len(self._list) - len(set(self._list))
 
     @property
     def may_repeat(self) -> bool:
@@ -113,25 +113,24 @@ class _Search:
         return Weights(self._line.kinds)
 
     @functools.cached_property
-    def _of_each(self) -> np.ndarray:
-        return np.asarray(self._numbers)
+    def _numbers(self) -> np.ndarray:
+        return np.asarray(self._list, np.int64)
 
-    @functools.cached_property
     def _is_root(self) -> np.ndarray:
         """Equations that are not moved past each other."""
         pure = np.asarray([kind.pure for kind in self._line.kinds], bool)
-        return ~pure | (self._of_each < 0)
+        return ~pure | (self._numbers < 0)
 
     def result(self) -> Found:
         """What repeats, and what else does so in another order."""
         interfaces = self._as_it_stands()
         if not interfaces or not self._is_long:
             return Found(interfaces)
-        groups = aligned(self._of_each, self._flow.edges, interfaces, self._is_root)
+        groups = aligned(self._numbers, self._flow.edges, interfaces, self._is_root)
         return self._joined(interfaces, groups) if groups else Found(interfaces)
 
     def _joined(self, interfaces: Sequence[Interface], groups: Sequence[Alike]) -> Found:
-        order = list(range(len(self._numbers)))
+        order = list(range(len(self._list)))
         for group in groups:
             group.put(order)
         flow = Flow(self._line.in_order(order).eqns, self._outvars)
@@ -159,7 +158,7 @@ class _Search:
             self._weights.worth,
             lambda period: self._flow.cut_cost(period),
             self._weights.stretch,
-            functools.cache(lambda: self._flow.with_literals(self._numbers)),
+            functools.cache(lambda: self._flow.with_literals(self._list)),
             accept,
         )
         take_repeats(self._numbers, preferences)
@@ -176,9 +175,9 @@ class _Search:
         """The order in which the line is read, if it is likely that more repeats in it."""
         if not self._leaves_much(found):
             return None
-        order = reading_order(self._flow.edges, self._is_root)
+        order = reading_order(self._flow.edges, self._is_root())
         before, after = (
-            n_repeated(numbers, MIN_EQUATIONS) for numbers in (self._of_each, self._of_each[order])
+            n_repeated(numbers, MIN_EQUATIONS) for numbers in (self._numbers, self._numbers[order])
         )
         return order if after > before else None
 
@@ -189,21 +188,21 @@ class _Search:
         """
         if not (self._is_long and self._is_much(self._n_repeated)) or self._has_outlined_calls():
             return False
-        is_left = self._of_each >= 0
+        is_left = self._numbers >= 0
         for interface in found.interfaces:
             for start in interface.starts:
                 is_left[start : start + interface.length] = False
         return self._is_much(int(is_left.sum())) and self._is_much(
-            n_recurring(self._of_each, self._flow.edges, is_left)
+            n_recurring(self._numbers, self._flow.edges, is_left)
         )
 
     @property
     def _is_long(self) -> bool:
         """Whether a body in the line may be kept, so that more effort may pay."""
-        return len(self._numbers) >= MIN_KEPT
+        return len(self._list) >= MIN_KEPT
 
     def _is_much(self, n_equations: int) -> bool:
-        return n_equations >= max(MIN_EQUATIONS, len(self._numbers) / _LEFT)
+        return n_equations >= max(MIN_EQUATIONS, len(self._list) / _LEFT)
 
     def _has_outlined_calls(self) -> bool:
         kinds, eqns = self._line.kinds, self._line.eqns
@@ -213,7 +212,7 @@ class _Search:
     def single_equations(self) -> list[Interface]:
         """Equations that repeat and hold many others, such as one remat for each layer."""
         starts: dict[int, list[int]] = {}
-        for i, (kind, number) in enumerate(zip(self._line.kinds, self._numbers, strict=True)):
+        for i, (kind, number) in enumerate(zip(self._line.kinds, self._list, strict=True)):
             if number >= 0 and not kind.is_call and kind.is_large:
                 starts.setdefault(number, []).append(i)
         return [

@@ -6,8 +6,9 @@ import numpy as np
 
 
 def hashed(values: np.ndarray) -> np.ndarray:
-    """An integer for each of the values, equal where these are (the finaliser of SplitMix64)."""
-    mixed = values.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
+    """An integer for each of the values, in all of whose bits all bits of the value count."""
+    mixed = values.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(32)
+    mixed *= np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(32)
+    return mixed

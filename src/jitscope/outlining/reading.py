@@ -30,7 +30,7 @@ def n_recurring(numbers: np.ndarray, edges: Edges, is_left: np.ndarray) -> int:
     for _ in range(len(numbers).bit_length() // _BITS_A_STEP):
         readers = np.zeros_like(own)
         np.add.at(readers, edges.definer, hashed(labels[edges.user] + edges.ends))
-        labels = hashed(own + readers)
+        labels = own + readers
     marked = np.sort((labels & ~_LOWEST) | is_left)
     same = np.append(marked[1:] ^ marked[:-1] <= _LOWEST, False)
     same[1:] |= same[:-1].copy()

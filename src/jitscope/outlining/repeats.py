@@ -65,7 +65,7 @@ class Preferences:
     accept: Callable[[Repeat], list[Repeat]] = _taken_whole
 
 
-def take_repeats(tokens: Sequence[int], preferences: Preferences) -> list[Repeat]:
+def take_repeats(tokens: Sequence[int] | np.ndarray, preferences: Preferences) -> list[Repeat]:
     """Repeats without overlap, most valuable first.
 
     Args:

@@ -22,7 +22,7 @@ class SuffixIndex:
       common: length of the common prefix of each sorted suffix and the one before it.
     """
 
-    def __init__(self, tokens: Sequence[int]) -> None:
+    def __init__(self, tokens: Sequence[int] | np.ndarray) -> None:
         _, first, inverse = np.unique(
             np.asarray(tokens, np.int64), return_index=True, return_inverse=True
         )
