@@ -87,6 +87,7 @@ def assert_alike(actual, expected):
     """Equal in values, types, committed-ness and shardings."""
     assert_same(actual, expected)
     for got, want in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert got.aval == want.aval, (got.aval.sharding, want.aval.sharding)
         assert got.committed == want.committed
         assert got.sharding.is_equivalent_to(want.sharding, got.ndim), (got.sharding, want.sharding)
 
@@ -975,7 +976,11 @@ def test_shardings_given_as_options():
     options = {"in_shardings": (replicated, split), "out_shardings": replicated}
     assert_alike(staged(step, **options)(*arguments()), jax.jit(step, **options)(*arguments()))
     alone = SingleDeviceSharding(jax.devices()[2])
+    mesh_of_one = NamedSharding(jax.sharding.Mesh(jax.devices()[:1], ("d",)), P())
     for options in (
+        {"in_shardings": replicated, "out_shardings": replicated},
+        {"in_shardings": replicated, "out_shardings": (None, replicated)},
+        {"in_shardings": mesh_of_one, "out_shardings": mesh_of_one},
         {"in_shardings": alone},
         {"out_shardings": alone},
         {"in_shardings": (None, alone)},

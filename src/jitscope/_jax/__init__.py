@@ -72,6 +72,7 @@ from .runtime import (
     VERSION as VERSION,
     direct_call as direct_call,
     is_compiling as is_compiling,
+    placed as placed,
 )
 from .source import (
     current_source_line as current_source_line,

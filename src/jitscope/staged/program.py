@@ -104,7 +104,7 @@ class StagedProgram:
             self._release(given, leaves)
         if self._moves_out:
             results = [
-                x if sharding is None else jax.device_put(x, sharding)
+                x if sharding is None else _jax.placed(x, sharding)
                 for x, sharding in zip(results, self._boundary.out_shardings, strict=True)
             ]
         return jax.tree.unflatten(self._out_tree, results)
