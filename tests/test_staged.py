@@ -721,6 +721,17 @@ def test_plan_says_where_a_program_that_has_stages_is_compiled_as_one(why):
     assert all("not staged: this is the program as one executable" in d.reason for d in decisions)
 
 
+@pytest.mark.parametrize("order", ["trace call", "call trace", "lower trace", "trace lower"])
+@pytest.mark.parametrize("as_one", [False, True], ids=["staged", "as_one"])
+def test_plan_is_that_of_a_call_whether_it_was_traced_before_or_after(order, as_one):
+    options = {"out_shardings": NamedSharding(mesh_of(), P())} if as_one else {}
+    function, args = staged(step, **options), arguments()
+    for each in order.split():
+        (function if each == "call" else getattr(function, each))(*args)
+        assert (Structure.STAGED in structures(function)) != as_one, each
+        assert ("not staged: this is the program as one" in str(function.reuse().plan)) == as_one
+
+
 def test_unordered_effects_run_once_each_between_the_stages():
     seen = []
 

@@ -154,12 +154,8 @@ class StagedProgram:
             shardings, default, runs = self._latest
             if default is device and shardings == committed:
                 return runs
-        place = place_of(committed)
-        if place is None or (place.n_devices == 1 and self._spans_devices()):
-            return None
-        if place.sharding is None and any(
-            getattr(value, "committed", False) for value in self._stages.constants
-        ):
+        place = self._place(committed)
+        if place is None:
             return None
         with self._lock:
             if (place, device) not in self._runs:
@@ -167,6 +163,17 @@ class StagedProgram:
             runs = self._runs[place, device]
         self._latest = committed, device, runs
         return runs
+
+    def _place(self, committed: Sequence[Any]) -> Place | None:
+        """Where it runs in stages for these shardings of committed arguments; None as one."""
+        place = place_of(committed)
+        if place is None or (place.n_devices == 1 and self._spans_devices()):
+            return None
+        if place.sharding is None and any(
+            getattr(value, "committed", False) for value in self._stages.constants
+        ):
+            return None
+        return place
 
     def _spans_devices(self) -> bool:
         asked = (*self._boundary.in_shardings, *self._boundary.out_shardings)
@@ -206,6 +213,19 @@ class StagedProgram:
 
     def lower(self, args: tuple, kwargs: dict) -> StagedLowered | None:
         """All stages, lowered; None where the program has to be one for these arguments."""
+        place, asked = self._asked(args, kwargs)
+        if place is None:
+            return None
+        if place.n_devices > 1:
+            return self._executables.for_lowering_on_several(place.sharding, asked)
+        return self._executables.for_lowering(place.sharding)
+
+    def runs_in_stages(self, args: tuple, kwargs: dict) -> bool:
+        """Whether a call does, with arguments or their types."""
+        return self._asked(args, kwargs)[0] is not None
+
+    def _asked(self, args: tuple, kwargs: dict) -> tuple[Place | None, list[Any]]:
+        """Where arguments or their types say that it runs in stages, and the sharding of each."""
         leaves = jax.tree.leaves(self._dynamic(args, kwargs))
         asked = [
             own if given is None else given
@@ -213,12 +233,7 @@ class StagedProgram:
                 map(asked_sharding, leaves), self._boundary.in_shardings, strict=True
             )
         ]
-        place = place_of([sharding for sharding in self._read_used(asked) if sharding is not None])
-        if place is None or (place.n_devices == 1 and self._spans_devices()):
-            return None
-        if place.n_devices > 1:
-            return self._executables.for_lowering_on_several(place.sharding, asked)
-        return self._executables.for_lowering(place.sharding)
+        return self._place([s for s in self._read_used(asked) if s is not None]), asked
 
 
 # --- helpers --------------------------------------------------------------------------------------
