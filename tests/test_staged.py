@@ -133,16 +133,30 @@ def test_train_step_is_staged_and_equals_plain_jit():
     assert is_staged(function, *args)
 
 
-def test_default_policy_stages_large_bodies_with_four_uses():
+@pytest.mark.parametrize(
+    ("policy", "is_cut"),
+    [
+        (None, True),
+        (jitscope.Policy(), True),
+        (jitscope.Policy(max_stacked_bytes=1), True),
+        (jitscope.Policy(min_uses=N_LAYERS), True),
+        (jitscope.Policy(min_uses=N_LAYERS + 1), False),
+        (jitscope.Policy(min_saved=1101), False),
+        (lambda census: jitscope.Policy()(census), False),
+    ],
+    ids=["none", "default", "other setting", "uses", "more uses", "more saved", "function"],
+)
+def test_settings_left_at_their_defaults_are_those_of_stages(policy, is_cut):
     def fun(params, x):
         for p in params:
             deviation = x - x.mean(-1, keepdims=True)
             x = block(p, deviation * lax.rsqrt((deviation * deviation).mean(-1, keepdims=True)))
         return x
 
-    function, args = jitscope.outermost_jit(fun, staged=True), arguments()
+    function, args = jitscope.outermost_jit(fun, staged=True, policy=policy), arguments()
     assert_same(function(*args), jax.jit(fun)(*args))
-    assert Structure.STAGED in structures(function)
+    assert (Structure.STAGED in structures(function)) == is_cut
+    assert is_cut or " from " in str(function.reuse().plan)  # so many uses, or equations saved
 
 
 def structures(function):

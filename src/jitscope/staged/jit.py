@@ -13,13 +13,14 @@ compiled when it first runs, or when it is lowered.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from .. import _jax
-from ..structuring.policy import Policy
+from ..structuring.policy import Policy, PolicyLike
 from .program import UNSTAGED, StagedProgram
 
 _SUPPORTED = frozenset(
@@ -47,6 +48,24 @@ STAGE_POLICY = Policy(
 )
 """A stage costs the host some microseconds and saves the same time on every platform, so that
 every body of twelve equations with a matrix product is worth one."""
+
+
+def for_stages(policy: PolicyLike) -> PolicyLike:
+    """The policy of a staged function, given the user's.
+
+    Args:
+      policy: settings that a `Policy` leaves at their defaults become those of `STAGE_POLICY`;
+        policies of other types decide as they do.
+    """
+    if type(policy) is not Policy:
+        return policy
+    default = Policy()
+    left = {
+        field.name: getattr(STAGE_POLICY, field.name)
+        for field in dataclasses.fields(Policy)
+        if getattr(policy, field.name) == getattr(default, field.name)
+    }
+    return dataclasses.replace(policy, **left)
 
 
 class _Carrier:
