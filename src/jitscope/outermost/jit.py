@@ -88,8 +88,9 @@ class OutermostJit:
         self._latest: Reuse | None = None
         self._staged = staged
         if staged:
-            as_one, traced = self._structured(fun, as_one=True), self._structured(fun)
-            as_one, traced, self._plain = _jitted((as_one, traced, fun), options)
+            as_one = self._through(functools.partial(self._pipeline, as_one=True), fun)
+            functions = as_one, self._structured(fun), fun
+            as_one, traced, self._plain = _jitted(functions, options)
             self._jitted = StagedJit(fun, as_one, traced, self._in_stages, options)
         else:
             self._jitted, self._plain = _jitted((self._structured(fun), fun), options)
@@ -159,7 +160,13 @@ class OutermostJit:
             "of a program that is not its own."
         )
 
-    def _structured(self, fun: Callable[..., Any], *, as_one: bool = False) -> Callable[..., Any]:
+    def _structured(self, fun: Callable[..., Any]) -> Callable[..., Any]:
+        return self._through(self._pipeline, fun)
+
+    def _through(
+        self, pipeline: Callable[[Program, Phases], Program], fun: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """The function as it is after a pipeline, for ``jax.jit`` to trace."""
         static = self._given("static_argnums", "static_argnames")
 
         @_jax.wraps(fun)
@@ -171,7 +178,7 @@ class OutermostJit:
             with not_collected():
                 program = self._captured(args, kwargs, static)
                 with phases.structuring():
-                    return self._pipeline(program, phases, as_one).emit(operands)
+                    return pipeline(program, phases).emit(operands)
 
         return structured
 

@@ -55,9 +55,9 @@ def for_stages(policy: PolicyLike) -> PolicyLike:
 
     Args:
       policy: settings that a `Policy` leaves at their defaults become those of `STAGE_POLICY`;
-        policies of other types decide as they do.
+        functions decide as they do.
     """
-    if type(policy) is not Policy:
+    if not isinstance(policy, Policy):
         return policy
     default = Policy()
     left = {
