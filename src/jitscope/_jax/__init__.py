@@ -44,6 +44,7 @@ from .lowering import (
     structured_call_primitive as structured_call_primitive,
 )
 from .nested_jit import (
+    UNSPECIFIED as UNSPECIFIED,
     has_options as has_options,
     jit as jit,
     jit_params as jit_params,

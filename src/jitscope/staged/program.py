@@ -116,12 +116,13 @@ class StagedProgram:
         slots += [None] * (n_slots - len(slots))
         number = 0
         try:
-            for number, (call, read, results, dropped, released) in enumerate(runs.steps):
+            for call, read, results, dropped, released in runs.steps:
                 slots[results] = call(*read(slots))
                 for slot in released:
                     _delete(slots[slot])
                 for slot in dropped:
                     slots[slot] = None
+                number += 1
         except Exception as error:
             self._name_step(error, number)
             raise
