@@ -25,7 +25,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from programs import PROGRAMS, plain
 
 from jitscope import _jax
-from jitscope.ir.fingerprint import equation_token, fingerprint
+from jitscope.ir.fingerprint import Tokens, equation_token, fingerprint
 
 X = np.ones(3, np.float32)
 M = np.ones((3, 3), np.float32)
@@ -319,6 +319,35 @@ def test_types_made_in_a_function_are_local_and_told_apart():
     assert token(first()).is_local
     assert token(first()) != token(second())
     assert token(first) != token(second)
+
+
+def test_tokens_of_a_program_are_those_of_its_equations():
+    def fun(x, n):
+        row = x.astype(jnp.int32)
+        for i in (1, 1, 2):
+            x = jnp.sin(x).reshape(3, 1).reshape(3) + i
+            row = row[::-1] + lax.rev(row, (0,)) + jax.nn.relu(row)
+        return x, row, lax.fori_loop(0, 3, lambda i, n: n + i, n)
+
+    eqns = _jax.equations(jax.make_jaxpr(fun)(X, 1))
+    tokens, found = Tokens(), set()
+    for eqn in (*eqns, *eqns):
+        assert tokens.of(eqn) == equation_token(eqn)
+        found.add(tokens.of(eqn))
+    assert 5 < len(found) < len(eqns)
+
+
+def test_objects_that_tokens_were_made_of_are_not_taken_for_later_ones():
+    tokens = Tokens()
+    call = _jax.equations(jax.make_jaxpr(jax.jit(lambda x: x))(X))[0]
+    add = _jax.equations(jax.make_jaxpr(lambda x: x + 1)(X))[0]
+    found = set()
+    for n in range(1, 101):  # each body, if nobody keeps it, in the place of the last
+        body = _jax.new_jaxpr(add.invars[:1], add.outvars, [add] * n, "body")
+        eqn = call.replace(params={**call.params, "jaxpr": body})
+        found.add(tokens.of(eqn).digest)
+        del body, eqn
+    assert len(found) == 100
 
 
 def test_primitives_of_one_name_are_told_apart():

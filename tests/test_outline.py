@@ -14,7 +14,7 @@ from programs import PROGRAMS, plain
 import jitscope
 from jitscope import _jax
 from jitscope.ir.constants import hoisted
-from jitscope.ir.fingerprint import fingerprint
+from jitscope.ir.fingerprint import _fingerprint as computed_fingerprint, fingerprint
 from jitscope.ir.program import capture
 from jitscope.names import SubroutineName, is_outlined
 from jitscope.outlining.finding import MIN_EQUATIONS
@@ -43,8 +43,9 @@ def outlined(fun, *args):
     assert outline(result) is result
     leaves = jax.tree.leaves(args)
     assert_same(evaluated(result, leaves), evaluated(program, leaves), tolerance_factor=10)
-    for sites in sites_by_body(result.jaxpr, {}).values():
+    for digest, sites in sites_by_body(result.jaxpr, {}).items():
         assert len({tuple(v.aval for v in _jax.opened(b).outvars) for b in sites}) == 1
+        assert {computed_fingerprint(b).digest for b in sites} == {digest}
     return result
 
 

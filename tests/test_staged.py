@@ -87,6 +87,7 @@ def assert_alike(actual, expected):
     """Equal in values, types, committed-ness and shardings."""
     assert_same(actual, expected)
     for got, want in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert got.aval == want.aval, (got.aval.sharding, want.aval.sharding)
         assert got.committed == want.committed
         assert got.sharding.is_equivalent_to(want.sharding, got.ndim), (got.sharding, want.sharding)
 
@@ -132,16 +133,30 @@ def test_train_step_is_staged_and_equals_plain_jit():
     assert is_staged(function, *args)
 
 
-def test_default_policy_stages_large_bodies_with_four_uses():
+@pytest.mark.parametrize(
+    ("policy", "is_cut"),
+    [
+        (None, True),
+        (jitscope.Policy(), True),
+        (jitscope.Policy(max_stacked_bytes=1), True),
+        (jitscope.Policy(min_uses=N_LAYERS), True),
+        (jitscope.Policy(min_uses=N_LAYERS + 1), False),
+        (jitscope.Policy(min_saved=1101), False),
+        (lambda census: jitscope.Policy()(census), False),
+    ],
+    ids=["none", "default", "other setting", "uses", "more uses", "more saved", "function"],
+)
+def test_settings_left_at_their_defaults_are_those_of_stages(policy, is_cut):
     def fun(params, x):
         for p in params:
             deviation = x - x.mean(-1, keepdims=True)
             x = block(p, deviation * lax.rsqrt((deviation * deviation).mean(-1, keepdims=True)))
         return x
 
-    function, args = jitscope.outermost_jit(fun, staged=True), arguments()
+    function, args = jitscope.outermost_jit(fun, staged=True, policy=policy), arguments()
     assert_same(function(*args), jax.jit(fun)(*args))
-    assert Structure.STAGED in structures(function)
+    assert (Structure.STAGED in structures(function)) == is_cut
+    assert is_cut or " from " in str(function.reuse().plan)  # so many uses, or equations saved
 
 
 def structures(function):
@@ -720,6 +735,17 @@ def test_plan_says_where_a_program_that_has_stages_is_compiled_as_one(why):
     assert all("not staged: this is the program as one executable" in d.reason for d in decisions)
 
 
+@pytest.mark.parametrize("order", ["trace call", "call trace", "lower trace", "trace lower"])
+@pytest.mark.parametrize("as_one", [False, True], ids=["staged", "as_one"])
+def test_plan_is_that_of_a_call_whether_it_was_traced_before_or_after(order, as_one):
+    options = {"out_shardings": NamedSharding(mesh_of(), P())} if as_one else {}
+    function, args = staged(step, **options), arguments()
+    for each in order.split():
+        (function if each == "call" else getattr(function, each))(*args)
+        assert (Structure.STAGED in structures(function)) != as_one, each
+        assert ("not staged: this is the program as one" in str(function.reuse().plan)) == as_one
+
+
 def test_unordered_effects_run_once_each_between_the_stages():
     seen = []
 
@@ -975,7 +1001,11 @@ def test_shardings_given_as_options():
     options = {"in_shardings": (replicated, split), "out_shardings": replicated}
     assert_alike(staged(step, **options)(*arguments()), jax.jit(step, **options)(*arguments()))
     alone = SingleDeviceSharding(jax.devices()[2])
+    mesh_of_one = NamedSharding(jax.sharding.Mesh(jax.devices()[:1], ("d",)), P())
     for options in (
+        {"in_shardings": replicated, "out_shardings": replicated},
+        {"in_shardings": replicated, "out_shardings": (None, replicated)},
+        {"in_shardings": mesh_of_one, "out_shardings": mesh_of_one},
         {"in_shardings": alone},
         {"out_shardings": alone},
         {"in_shardings": (None, alone)},

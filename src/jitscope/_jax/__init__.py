@@ -44,6 +44,7 @@ from .lowering import (
     structured_call_primitive as structured_call_primitive,
 )
 from .nested_jit import (
+    UNSPECIFIED as UNSPECIFIED,
     has_options as has_options,
     jit as jit,
     jit_params as jit_params,
@@ -72,6 +73,7 @@ from .runtime import (
     VERSION as VERSION,
     direct_call as direct_call,
     is_compiling as is_compiling,
+    placed as placed,
 )
 from .source import (
     current_source_line as current_source_line,

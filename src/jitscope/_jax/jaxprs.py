@@ -133,7 +133,7 @@ def new_jaxpr(
     invars: Sequence[Var], outvars: Sequence[Any], eqns: Sequence[JaxprEqn], name: str
 ) -> AnyJaxpr:
     """A closed jaxpr without constants, for a body cut out of another program."""
-    effects = _core.join_effects(*(eqn.effects for eqn in eqns))
+    effects = _core.join_effects(*(eqn.effects for eqn in eqns if eqn.effects))
     info = _core.DebugInfo(
         "jit",
         name,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+from jax._src.named_sharding import UNSPECIFIED as UNSPECIFIED
 from jax.extend.core import JaxprEqn
 
 from .jaxprs import AnyJaxpr, equations, opened

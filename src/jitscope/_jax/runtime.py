@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax._src import core as _core
+from jax._src.array import ArrayImpl as _ArrayImpl
 from jaxlib import version as _jaxlib_version
 
 VERSION: str = jax.__version__
@@ -34,6 +36,20 @@ def direct_call(compiled: Any) -> Callable[..., Any]:
     if not isinstance(compiled, jax.stages.Compiled):
         return compiled
     return compiled._executable.create_cpp_call(compiled._params) or compiled
+
+
+def placed(value: Any, sharding: Any) -> Any:
+    """A value of nobody else's where a sharding says, and of the type of such a result of jit.
+
+    ``jax.device_put`` gives back what is there already, whose type may name no mesh.
+    """
+    moved = jax.device_put(value, sharding)
+    if not isinstance(moved, _ArrayImpl):
+        return moved
+    aval = _core.update_aval_with_sharding(moved.aval, sharding)
+    if aval == moved.aval:
+        return moved
+    return _ArrayImpl(aval, sharding, moved._arrays, committed=True, _skip_checks=True)
 
 
 def is_compiling(thread: int) -> bool:

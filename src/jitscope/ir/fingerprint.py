@@ -46,6 +46,40 @@ def fingerprint(jaxpr: _jax.AnyJaxpr, tokens: Sequence[Fingerprint] | None = Non
         return found
 
 
+def remember(jaxpr: _jax.AnyJaxpr, known: Fingerprint) -> None:
+    """Notes the fingerprint of a jaxpr that was built just as one of this fingerprint was."""
+    with lock:
+        _of_jaxpr.setdefault(jaxpr, known)
+
+
+class Tokens:
+    """`equation_token` of the many equations of one program.
+
+    Tracing gives like equations the same types and parameters, which are told apart sooner as
+    objects than by value. What was met is kept, so that no other object gets its id.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Any, tuple[Any, Fingerprint]] = {}
+
+    def of(self, eqn: Any) -> Fingerprint:
+        """`equation_token` of an equation."""
+        params = eqn.params
+        key = (
+            eqn.primitive,
+            len(eqn.invars),
+            id(eqn.ctx),
+            *params,
+            *map(id, params.values()),
+            *[id(atom.aval) for atom in eqn.invars],
+            *[id(var.aval) for var in eqn.outvars],
+        )
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = eqn, equation_token(eqn)
+        return found[1]
+
+
 def equation_token(eqn: Any) -> Fingerprint:
     """What an equation does, without which values it does it to.
 
@@ -94,17 +128,15 @@ def _code_text(open_: Any, tokens: Sequence[Fingerprint], literal: Callable[[Any
       tokens: `equation_token` of each of its equations.
       literal: text of a literal that is an operand of an equation.
     """
-    numbers = {var: i for i, var in enumerate((*open_.constvars, *open_.invars))}
+    numbers = {var: str(i) for i, var in enumerate((*open_.constvars, *open_.invars))}
     lines = []
     for eqn, token in zip(open_.eqns, tokens, strict=True):
-        operands = [
-            literal(a) if isinstance(a, _jax.Literal) else str(numbers[a]) for a in eqn.invars
-        ]
+        operands = [literal(a) if isinstance(a, _jax.Literal) else numbers[a] for a in eqn.invars]
         lines.append(f"{token.digest} {','.join(operands)}")
         for var in eqn.outvars:
-            numbers[var] = len(numbers)
+            numbers[var] = str(len(numbers))
     results = [
-        literal_text(a) if isinstance(a, _jax.Literal) else str(numbers[a]) for a in open_.outvars
+        literal_text(a) if isinstance(a, _jax.Literal) else numbers[a] for a in open_.outvars
     ]
     return "\0".join([*lines, f"->{','.join(results)}"])
 
@@ -174,7 +206,15 @@ def _equation_key(eqn: Any) -> Any:
     )
 
 
-_EXACT = frozenset({type(None), bool, int, str})
+_EXACT = frozenset(
+    {
+        *map(type, (None, True, 1, "", _jax.UNSPECIFIED)),
+        *(
+            type(np.dtype(code))
+            for code in f"?{np.typecodes['AllInteger']}{np.typecodes['AllFloat']}"
+        ),
+    }
+)
 """Types whose equal values of one type are the same value."""
 
 

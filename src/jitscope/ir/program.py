@@ -79,9 +79,9 @@ def count_equations(jaxpr: _jax.AnyJaxpr, memo: dict[int, int]) -> int:
     """Equations of a jaxpr with everything nested in it spelled out."""
     found = memo.get(id(jaxpr))
     if found is None:
-        found = sum(
-            sum(count_equations(sub, memo) for sub in _jax.sub_jaxprs(eqn)) or 1
-            for eqn in _jax.equations(jaxpr)
-        )
+        found = 0
+        for eqn in _jax.equations(jaxpr):
+            nested = _jax.sub_jaxprs(eqn)
+            found += (sum([count_equations(sub, memo) for sub in nested]) or 1) if nested else 1
         memo[id(jaxpr)] = found
     return found

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 
 import jax
 
-from ..staged.jit import STAGE_POLICY
+from ..staged.jit import for_stages
 from ..structuring.policy import Policy, PolicyLike, check_policy
 from ..subroutine.functions import check_static_options, name_of
 from .jit import OutermostJit
@@ -65,9 +65,10 @@ def outermost_jit(
         warn of those that depend on hidden state; see `jitscope.audit`.
       staged: compile what repeats on its own and run the program as a list of executables, for
         platforms that cannot keep calls (GPU). Where that cannot be done, as with ordered
-        effects, the program stays one executable and the plan says why. Then ``policy`` decides
-        which bodies repeat enough, by default all large ones with four uses; ``lower`` gives
-        all stages, ``trace`` the program as one.
+        effects, the program stays one executable and the plan says why. ``policy`` decides
+        which bodies repeat enough: by default all large ones with four uses, since settings that
+        a ``jitscope.Policy`` leaves at their defaults are lower here. ``lower`` gives all stages,
+        ``trace`` the program as one.
       **jit_options: every option of ``jax.jit``.
 
     Returns:
@@ -97,8 +98,10 @@ def outermost_jit(
         if not isinstance(value, bool):
             raise TypeError(f"outermost_jit({name}=...) must be True or False, got {value!r}.")
     if policy is None:
-        policy = STAGE_POLICY if staged else Policy()
+        policy = Policy()
     check_policy(policy)
+    if staged:
+        policy = for_stages(policy)
     if fun is None:
         return lambda fun: OutermostJit(
             _checked(fun, jit_options),

@@ -24,7 +24,7 @@ from ..reuse import records
 from ..reuse.phases import Phases, claim_phases
 from ..reuse.reuse import Reuse
 from ..settings import is_disabled, strict
-from ..staged.jit import StagedJit, is_run_as_one
+from ..staged.jit import StagedJit
 from ..staged.plan import obstacle, with_stages, without_stages
 from ..staged.program import StagedProgram
 from ..staged.stages import Stages, cut_into_stages
@@ -87,9 +87,13 @@ class OutermostJit:
         self._options = options
         self._latest: Reuse | None = None
         self._staged = staged
-        self._jitted, self._plain = _jitted((self._structured(fun), fun), options)
         if staged:
-            self._jitted = StagedJit(fun, self._jitted, self._in_stages, options)
+            as_one = self._through(functools.partial(self._pipeline, as_one=True), fun)
+            functions = as_one, self._structured(fun), fun
+            as_one, traced, self._plain = _jitted(functions, options)
+            self._jitted = StagedJit(fun, as_one, traced, self._in_stages, options)
+        else:
+            self._jitted, self._plain = _jitted((self._structured(fun), fun), options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # `_chosen` spelled out: dispatch may cost 0.5 us more than jax.jit's.
@@ -157,6 +161,12 @@ class OutermostJit:
         )
 
     def _structured(self, fun: Callable[..., Any]) -> Callable[..., Any]:
+        return self._through(self._pipeline, fun)
+
+    def _through(
+        self, pipeline: Callable[[Program, Phases], Program], fun: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """The function as it is after a pipeline, for ``jax.jit`` to trace."""
         static = self._given("static_argnums", "static_argnames")
 
         @_jax.wraps(fun)
@@ -168,7 +178,7 @@ class OutermostJit:
             with not_collected():
                 program = self._captured(args, kwargs, static)
                 with phases.structuring():
-                    return self._pipeline(program, phases).emit(operands)
+                    return pipeline(program, phases).emit(operands)
 
         return structured
 
@@ -222,15 +232,22 @@ class OutermostJit:
         if not found.is_clean:
             warnings.warn(str(found), RuntimeWarning, stacklevel=_jax.stacklevel_of_user())
 
-    def _pipeline(self, program: Program, phases: Phases) -> Program:
-        """The program structured, to be compiled as one."""
+    def _pipeline(self, program: Program, phases: Phases, as_one: bool = False) -> Program:
+        """The program structured, and its plan noted.
+
+        Args:
+          program: as captured.
+          phases: of the program.
+          as_one: whether it will run as one executable though it asks for stages; else the plan
+            is that of a call.
+        """
         made = self._made(program)
         if made is None:
             return program
         plan = made.plan
         if self._staged:
             stages, why_not = self._cut(made)
-            if stages is not None and not is_run_as_one():  # traced: the plan is that of a call
+            if stages is not None and not as_one:
                 plan = with_stages(plan, made.program)
             else:
                 plan = without_stages(plan, why_not or _AS_ONE)

@@ -69,7 +69,7 @@ def _duplicates(
     makers: dict[tuple[str, tuple[Any, ...]], Any] = {}
     found: dict[Any, Any] = {}
     for eqn, token, kind in zip(eqns, tokens, kinds, strict=True):
-        if eqn.effects or not kind.pure or is_marked(eqn):
+        if eqn.effects or not kind.pure or (kind.is_call and is_marked(eqn)):
             continue
         operands = tuple(
             [

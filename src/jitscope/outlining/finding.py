@@ -37,6 +37,9 @@ class Line:
     tokens: Sequence[Fingerprint]
     kinds: Sequence[Kind]
 
+    def __getitem__(self, part: slice) -> Line:
+        return Line(self.eqns[part], self.tokens[part], self.kinds[part])
+
     def in_order(self, order: Sequence[int] | None) -> Line:
         """The line with its equations at other places; itself for None.
 
@@ -94,7 +97,9 @@ class _Search:
     def __init__(self, line: Line, outvars: Sequence[Any]) -> None:
         self._line, self._outvars = line, outvars
         self._list = [
-            -1 - i if not kind.movable or eqn.effects or is_marked(eqn) else kind.number
+            -1 - i
+            if not kind.movable or eqn.effects or (kind.is_call and is_marked(eqn))
+            else kind.number
             for i, (kind, eqn) in enumerate(zip(line.kinds, line.eqns, strict=True))
         ]
         self._n_repeated = len(self._list) - len(set(self._list))

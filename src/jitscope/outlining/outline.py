@@ -21,7 +21,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from .. import _jax
-from ..ir.fingerprint import Fingerprint, equation_token, fingerprint
+from ..ir.fingerprint import Fingerprint, Tokens, equation_token, fingerprint, remember
 from ..ir.program import Program
 from ..names import OutlinedName
 from .cut import Cut, cut
@@ -70,6 +70,7 @@ class _Outliner:
         self._done: dict[int, tuple[Any, Any]] = {}
         self._rounds: dict[Hashable, list[_Round]] = {}
         self._kinds = Kinds()
+        self._tokens = Tokens()
 
     def jaxpr(self, jaxpr: _jax.AnyJaxpr) -> _jax.AnyJaxpr:
         """The jaxpr with its repeats outlined; the same object if nothing in it repeats."""
@@ -84,7 +85,7 @@ class _Outliner:
         eqns = [self._with_outlined_parameters(eqn) for eqn in before]
         outvars = _jax.opened(jaxpr).outvars
         if len(eqns) > 1:
-            line = self._line(eqns, list(map(equation_token, eqns)))
+            line = self._line(eqns, list(map(self._tokens.of, eqns)))
             line, new_outvars = self._without_duplicates(line, outvars)
             line, found = self._searched(
                 line, new_outvars, self._identity(jaxpr, line, new_outvars)
@@ -148,12 +149,13 @@ class _Outliner:
                 line = self._with_calls(line, repeats)
         return line, bool(rounds)
 
-    def _body(self, body: _jax.AnyJaxpr, tokens: Sequence[Fingerprint]) -> _jax.AnyJaxpr:
-        """An outlined body with its own repeats outlined, in each equal body alike."""
-        if len(tokens) < 2 * MIN_EQUATIONS:
+    def _body(self, body: _jax.AnyJaxpr, run: Line) -> _jax.AnyJaxpr:
+        """The body made of a run, with its own repeats outlined, in each equal body alike."""
+        if len(run.eqns) < 2 * MIN_EQUATIONS:
             return body
-        line = self._line(_jax.equations(body), tokens)
-        line, found = self._searched(line, _jax.opened(body).outvars, fingerprint(body, tokens))
+        line = dataclasses.replace(run, eqns=_jax.equations(body))
+        identity = fingerprint(body, run.tokens)
+        line, found = self._searched(line, _jax.opened(body).outvars, identity)
         return _jax.rebuilt(body, eqns=list(line.eqns)) if found else body
 
     def _with_calls(self, line: Line, repeats: _Round) -> Line:
@@ -161,15 +163,13 @@ class _Outliner:
         calls: dict[int, tuple[int, Any, Fingerprint]] = {}
         for cls in repeats.classes:
             calls.update(self._calls(line, cls))
-        eqns: list[Any] = []
-        tokens: list[Fingerprint] = []
+        parts: list[Line] = []
         at = 0
         for start in sorted(calls):
             length, call, token = calls[start]
-            eqns += [*line.eqns[at:start], call]
-            tokens += [*line.tokens[at:start], token]
+            parts += [line[at:start], self._line([call], [token])]
             at = start + length
-        return self._line([*eqns, *line.eqns[at:]], [*tokens, *line.tokens[at:]])
+        return _joined([*parts, line[at:]])
 
     def _calls(self, line: Line, cls: _Class) -> dict[int, tuple[int, Any, Fingerprint]]:
         """Start to length, call and token, for the runs whose bodies prove to be equal."""
@@ -177,15 +177,16 @@ class _Outliner:
         by_digest: dict[str, list[tuple[int, Cut, _jax.AnyJaxpr]]] = {}
         for run, start in enumerate(interface.starts):
             piece = cut(line.eqns, interface, run)
-            body, tokens = piece.body(name), line.tokens[start : start + interface.length]
-            digest = fingerprint(body, tokens).digest
-            by_digest.setdefault(digest, []).append((start, piece, self._body(body, tokens)))
+            body, equations = piece.body(name), line[start : start + interface.length]
+            digest = fingerprint(body, equations.tokens).digest
+            by_digest.setdefault(digest, []).append((start, piece, self._body(body, equations)))
         calls: dict[int, tuple[int, Any, Fingerprint]] = {}
         for sites in by_digest.values():
             token: Fingerprint | None = None
             for start, piece, body in sites if len(sites) > 1 else ():
                 call = piece.call(line.eqns[start], body, name)
                 token = token or equation_token(call)
+                remember(body, fingerprint(sites[0][2]))  # outlined alike, if at all
                 calls[start] = interface.length, call, token
         return calls
 
@@ -197,6 +198,12 @@ def _round(line: Line, outvars: Sequence[Any]) -> _Round:
         repeats.order,
         [_Class(interface, _name(eqns, interface)) for interface in repeats.interfaces],
     )
+
+
+def _joined(lines: Sequence[Line]) -> Line:
+    eqns, tokens, kinds = zip(*((one.eqns, one.tokens, one.kinds) for one in lines), strict=True)
+    chain = itertools.chain.from_iterable
+    return Line([*chain(eqns)], [*chain(tokens)], [*chain(kinds)])
 
 
 def _name(eqns: Sequence[Any], interface: Interface) -> OutlinedName:

@@ -13,15 +13,14 @@ compiled when it first runs, or when it is lowered.
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from .. import _jax
-from ..structuring.policy import Policy
+from ..structuring.policy import Policy, PolicyLike
 from .program import UNSTAGED, StagedProgram
 
 _SUPPORTED = frozenset(
@@ -51,6 +50,24 @@ STAGE_POLICY = Policy(
 every body of twelve equations with a matrix product is worth one."""
 
 
+def for_stages(policy: PolicyLike) -> PolicyLike:
+    """The policy of a staged function, given the user's.
+
+    Args:
+      policy: settings that a `Policy` leaves at their defaults become those of `STAGE_POLICY`;
+        functions decide as they do.
+    """
+    if not isinstance(policy, Policy):
+        return policy
+    default = Policy()
+    left = {
+        field.name: getattr(STAGE_POLICY, field.name)
+        for field in dataclasses.fields(Policy)
+        if getattr(policy, field.name) == getattr(default, field.name)
+    }
+    return dataclasses.replace(policy, **left)
+
+
 class _Carrier:
     """A tree without leaves that knows what a signature was made into."""
 
@@ -63,35 +80,14 @@ jax.tree_util.register_pytree_node(
 )
 
 
-class _AsOne(threading.local):
-    """How many programs this thread runs, or lowers to run, as one executable."""
-
-    depth = 0
-
-
-_as_one = _AsOne()
-
-
-def is_run_as_one() -> bool:
-    """Whether a staged function that this thread traces now will run as one executable."""
-    return _as_one.depth > 0
-
-
-@contextlib.contextmanager
-def _run_as_one() -> Iterator[None]:
-    _as_one.depth += 1
-    try:
-        yield
-    finally:
-        _as_one.depth -= 1
-
-
 class StagedJit:
-    """As the ``jax.jit`` function ``unstaged``, run in stages wherever that is possible.
+    """As the ``jax.jit`` function ``as_one``, run in stages wherever that is possible.
 
     Args:
       fun: the user's function.
-      unstaged: runs the program as one executable.
+      as_one: runs the program as one executable.
+      traced: the same, to look at where calls run in stages. Another object, since other calls may
+        run as one, and JAX would not trace again.
       stage: makes the stages of one signature, or None where it has to be one executable.
         Called with the arguments as tracers, while JAX traces.
       options: of ``jax.jit``.
@@ -110,11 +106,13 @@ class StagedJit:
     def __init__(
         self,
         fun: Callable[..., Any],
-        unstaged: Any,
+        as_one: Any,
+        traced: Any,
         stage: Callable[[tuple, dict], StagedProgram | None],
         options: dict[str, Any],
     ) -> None:
-        self._unstaged = unstaged
+        self._as_one = as_one
+        self._traced = traced
 
         @_jax.wraps(fun)
         def signature(*args: Any, **kwargs: Any) -> _Carrier:
@@ -132,8 +130,7 @@ class StagedJit:
         staged = self._signature(*args, **kwargs).staged
         result = UNSTAGED if staged is None else staged(args, kwargs)
         if result is UNSTAGED:
-            with _run_as_one():
-                return self._unstaged(*args, **kwargs)
+            return self._as_one(*args, **kwargs)
         return result
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
@@ -141,19 +138,21 @@ class StagedJit:
         staged = self._signature.eval_shape(*args, **kwargs).staged
         lowered = None if staged is None else staged.lower(args, kwargs)
         if lowered is None:
-            with _run_as_one():
-                return self._unstaged.lower(*args, **kwargs)
+            return self._as_one.lower(*args, **kwargs)
         return lowered
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit(f).trace``, of the program as one executable."""
-        return self._unstaged.trace(*args, **kwargs)
+        staged = self._signature.eval_shape(*args, **kwargs).staged
+        in_stages = staged is not None and staged.runs_in_stages(args, kwargs)
+        return (self._traced if in_stages else self._as_one).trace(*args, **kwargs)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit(f).eval_shape``."""
-        return self._unstaged.eval_shape(*args, **kwargs)
+        return self._traced.eval_shape(*args, **kwargs)
 
     def clear_cache(self) -> None:
         """As ``jax.jit(f).clear_cache``."""
         self._signature.clear_cache()
-        self._unstaged.clear_cache()
+        self._as_one.clear_cache()
+        self._traced.clear_cache()

@@ -78,6 +78,7 @@ class StagedProgram:
         self._moves_in = any(s is not None for s in boundary.in_shardings)
         self._moves_out = any(s is not None for s in boundary.out_shardings)
         self._read_used = _reader(stages.used)
+        self._read_results = _reader(stages.results)
         self._runs: dict[Any, _Runs] = {}
         self._latest: tuple[list[Any], Any, _Runs] | None = None
         self._lock = threading.Lock()
@@ -104,12 +105,12 @@ class StagedProgram:
             self._release(given, leaves)
         if self._moves_out:
             results = [
-                x if sharding is None else jax.device_put(x, sharding)
+                x if sharding is None else _jax.placed(x, sharding)
                 for x, sharding in zip(results, self._boundary.out_shardings, strict=True)
             ]
         return jax.tree.unflatten(self._out_tree, results)
 
-    def _run(self, runs: _Runs, leaves: list[Any]) -> list[Any]:
+    def _run(self, runs: _Runs, leaves: Sequence[Any]) -> Sequence[Any]:
         n_slots = len(self._stages.avals)
         slots = [*leaves, *runs.constants]
         slots += [None] * (n_slots - len(slots))
@@ -125,7 +126,7 @@ class StagedProgram:
         except Exception as error:
             self._name_step(error, number)
             raise
-        return [slots[slot] for slot in self._stages.results]
+        return self._read_results(slots)
 
     def _name_step(self, error: Exception, number: int) -> None:
         step = self._stages.steps[number]
@@ -136,6 +137,8 @@ class StagedProgram:
 
     def _is_given_twice(self, leaves: Sequence[Any]) -> bool:
         """Whether an array is donated and also another argument."""
+        if len({*map(id, leaves)}) == len(leaves):
+            return False
         times = collections.Counter(map(id, leaves))
         return any(times[id(leaves[slot])] > 1 for slot in self._stages.given_up)
 
@@ -148,18 +151,14 @@ class StagedProgram:
     # --- places -----------------------------------------------------------------------------------
 
     def _runs_for(self, used: Sequence[Any]) -> _Runs | None:
-        committed = [x.sharding for x in used if getattr(x, "committed", False)]
+        committed = _committed_shardings(used)
         device = None if committed else jax.config.jax_default_device
         if self._latest is not None:
             shardings, default, runs = self._latest
             if default is device and shardings == committed:
                 return runs
-        place = place_of(committed)
-        if place is None or (place.n_devices == 1 and self._spans_devices()):
-            return None
-        if place.sharding is None and any(
-            getattr(value, "committed", False) for value in self._stages.constants
-        ):
+        place = self._place(committed)
+        if place is None:
             return None
         with self._lock:
             if (place, device) not in self._runs:
@@ -167,6 +166,17 @@ class StagedProgram:
             runs = self._runs[place, device]
         self._latest = committed, device, runs
         return runs
+
+    def _place(self, committed: Sequence[Any]) -> Place | None:
+        """Where it runs in stages for these shardings of committed arguments; None as one."""
+        place = place_of(committed)
+        if place is None or (place.n_devices == 1 and self._spans_devices()):
+            return None
+        if place.sharding is None and any(
+            getattr(value, "committed", False) for value in self._stages.constants
+        ):
+            return None
+        return place
 
     def _spans_devices(self) -> bool:
         asked = (*self._boundary.in_shardings, *self._boundary.out_shardings)
@@ -206,6 +216,19 @@ class StagedProgram:
 
     def lower(self, args: tuple, kwargs: dict) -> StagedLowered | None:
         """All stages, lowered; None where the program has to be one for these arguments."""
+        place, asked = self._asked(args, kwargs)
+        if place is None:
+            return None
+        if place.n_devices > 1:
+            return self._executables.for_lowering_on_several(place.sharding, asked)
+        return self._executables.for_lowering(place.sharding)
+
+    def runs_in_stages(self, args: tuple, kwargs: dict) -> bool:
+        """Whether a call does, with arguments or their types."""
+        return self._asked(args, kwargs)[0] is not None
+
+    def _asked(self, args: tuple, kwargs: dict) -> tuple[Place | None, list[Any]]:
+        """Where arguments or their types say that it runs in stages, and the sharding of each."""
         leaves = jax.tree.leaves(self._dynamic(args, kwargs))
         asked = [
             own if given is None else given
@@ -213,15 +236,17 @@ class StagedProgram:
                 map(asked_sharding, leaves), self._boundary.in_shardings, strict=True
             )
         ]
-        place = place_of([sharding for sharding in self._read_used(asked) if sharding is not None])
-        if place is None or (place.n_devices == 1 and self._spans_devices()):
-            return None
-        if place.n_devices > 1:
-            return self._executables.for_lowering_on_several(place.sharding, asked)
-        return self._executables.for_lowering(place.sharding)
+        return self._place([s for s in self._read_used(asked) if s is not None]), asked
 
 
 # --- helpers --------------------------------------------------------------------------------------
+
+
+def _committed_shardings(values: Sequence[Any]) -> list[Any]:
+    try:
+        return [x.sharding for x in values if x.committed]  # in half the time
+    except AttributeError:  # of NumPy
+        return [x.sharding for x in values if getattr(x, "committed", False)]
 
 
 def _delete(value: Any) -> None:

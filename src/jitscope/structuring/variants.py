@@ -94,7 +94,8 @@ def _families(main: Any) -> Iterable[list[Any]]:
                 seen[id(sub)] = sub
                 if eqn.primitive is _jax.jit_p and len(_jax.equations(sub)) >= _MIN_EQUATIONS:
                     same = by_name.setdefault(str(eqn.params["name"]), {})
-                    same.setdefault(fingerprint(sub).digest, sub)
+                    if same.setdefault(fingerprint(sub).digest, sub) is not sub:
+                        continue  # what is called there has been seen in its equal
                 visit(sub)
 
     seen: dict[int, Any] = {}
