@@ -26,12 +26,14 @@ class FrameworkProgram:
         repeats: Name of what repeats to the fewest uses of its most used body.
         kept: Those of them whose calls the default policy keeps, at this size.
         tolerance_factor: Multiplies the tolerance of the element type.
+        settings: Where they differ from the tiny size.
     """
 
     name: str
     repeats: Mapping[str, int]
     kept: frozenset[str] = frozenset()
     tolerance_factor: float = 1.0
+    settings: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @cached_property
     def case(self) -> Case:
@@ -39,7 +41,7 @@ class FrameworkProgram:
         program = PROGRAMS[self.name]
         for package in program.packages:
             pytest.importorskip(package)
-        return program.make(lambda fun: fun, **program.tiny)
+        return program.make(lambda fun: fun, **(dict(program.tiny) | dict(self.settings)))
 
     @cached_property
     def expected(self) -> Any:
@@ -48,27 +50,31 @@ class FrameworkProgram:
 
 
 # AdamW's functions over like-shaped leaves; the names are Optax's.
-_ADAMW = {"tree_update_moment": 6, "orderth_norm": 6, "update_fn": 6}
+_ADAMW = {"tree_update_moment": 12, "tree_update_moment_per_elem_norm": 12, "update_fn": 12}
+_DEEP = {"layers": 12}
 
 FRAMEWORK_PROGRAMS = {
     program.name: program
     for program in (
         FrameworkProgram(
             "flax_linen",
-            {"Block": 6, "Block_gradient": 6} | _ADAMW,
+            {"Block": 12, "Block_gradient": 12} | _ADAMW,
             kept=frozenset({"Block", "Block_gradient"}),
+            settings=_DEEP,
         ),
         FrameworkProgram(
             "flax_nnx",
-            {"Block": 6, "Block_gradient": 6} | _ADAMW,
+            {"Block": 12, "Block_gradient": 12} | _ADAMW,
             kept=frozenset({"Block", "Block_gradient"}),
+            settings=_DEEP,
         ),
         FrameworkProgram("equinox_mlp", {"MLP": 8, "MLP_gradient": 8}),
-        # The first attention's queries come from the argument: five layers repeat whole.
+        # The first attention's queries come from the argument: eleven layers repeat whole.
         FrameworkProgram(
             "equinox_transformer",
-            {"LayerNorm": 5, "Block_gradient": 6},
-            kept=frozenset({"LayerNorm", "Block_gradient"}),
+            {"Block": 11, "Block_gradient": 11},
+            kept=frozenset({"Block", "Block_gradient"}),
+            settings=_DEEP,
         ),
         FrameworkProgram("diffrax_unrolled", {"step": 5, "filter_custom_vjp_gradient": 6}),
         # Blocks of equal shape come in groups of 3, 4, 6 and 3, the first of each its own.
@@ -76,7 +82,7 @@ FRAMEWORK_PROGRAMS = {
         FrameworkProgram("mjx_step", {"rotate": 4, "quat_to_mat": 4, "normalize_with_norm": 4}),
         FrameworkProgram(
             "numpyro_potential",
-            {"model": 12, "compute_log_probs": 12, "compute_log_probs_gradient": 12},
+            {"model": 12, "wrapper": 12, "model_gradient": 12, "compute_log_probs_gradient": 12},
         ),
     )
 }
