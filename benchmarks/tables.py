@@ -16,8 +16,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks import environment
+from benchmarks import environment, fit, goals, regret
 from benchmarks.contenders import BASELINE
+from benchmarks.ratios import WALL
+from benchmarks.record import Record
 from benchmarks.suites import label
 from jitscope.words import size
 
@@ -131,6 +133,46 @@ def suite(lines: Sequence[Line]) -> str:
     )
 
 
+def speed_ups(lines: Sequence[Line]) -> str:
+    """Cold start against `jax.jit` by program and contender, and run time; ratios of wall time."""
+    names = [name for name in _NAMES if any(line["contender"] == name for line in lines)]
+    rows = []
+    for program, contenders in _grouped(lines).items():
+        baseline = contenders.get(BASELINE, [])
+        ours = contenders.get("outermost_plain", [])
+        rows.append(
+            [
+                program.replace("=", " = "),
+                _seconds(statistics.median(map(_cold_s, baseline))) if baseline else "-",
+                *(
+                    _ratio(contenders.get(name, []), baseline, _cold_s)
+                    for name in names
+                    if name != BASELINE
+                ),
+                _ratio(ours, baseline, _run_s),
+            ]
+        )
+    others = [_NAMES[name] for name in names if name != BASELINE]
+    return _table(("cold start", _NAMES[BASELINE], *others, "run, jitscope"), rows)
+
+
+def _cold_s(line: Line) -> float:
+    return line["cold_s"]
+
+
+def _run_s(line: Line) -> float:
+    return statistics.median(line["run_s"])
+
+
+def _of_records(lines: Sequence[Line], text: Callable[..., str]) -> str:
+    """What another module says of the records, by the clock on the wall."""
+    return text([Record.from_json(json.dumps(line)) for line in lines], WALL) + "\n"
+
+
+def _goal_list(records: Sequence[Record], clock: Any) -> str:
+    return "\n".join(f"- {goal}" for goal in goals.goals(records, clock))
+
+
 def sizes(lines: Sequence[Line], measure: str) -> str:
     """A ratio of nested to flat by equations of the body and number of its calls."""
     found = {
@@ -191,6 +233,10 @@ KINDS: dict[str, Callable[[Sequence[Line]], str]] = {
     "xla": functools.partial(sizes, measure="xla_ratio"),
     "vmap": vmaps,
     "gpu": gpu,
+    "speed-ups": speed_ups,
+    "goals": functools.partial(_of_records, text=_goal_list),
+    "regret": functools.partial(_of_records, text=regret.table),
+    "fit": functools.partial(_of_records, text=fit.table),
 }
 
 
