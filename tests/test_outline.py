@@ -103,6 +103,15 @@ OPERATIONS = [
 ]
 
 
+def between_uses(x, use, *, apart, effects):
+    """What stands behind a use: nothing, or another power of x each time and maybe an effect."""
+    if apart:
+        x = lax.integer_pow(x, use + 2)
+        if effects:
+            jax.debug.callback(lambda x: None, x)
+    return x
+
+
 def planted(word, links, gaps, constants, effects):
     """Runs of the operations of ``word``, a different power of x between any two runs."""
 
@@ -112,11 +121,7 @@ def planted(word, links, gaps, constants, effects):
             for operation, link in zip(word, links, strict=True):
                 other = values[link % len(values)]
                 values.append(OPERATIONS[operation](values[-1], other, c))
-            x = values[-1]
-            if gap:
-                x = lax.integer_pow(x, use + 2)
-            if gap and effects:
-                jax.debug.callback(lambda x: None, x)
+            x = between_uses(values[-1], use, apart=gap, effects=effects)
         return x
 
     return fun
@@ -184,11 +189,7 @@ def permuted(steps, orders, gaps, constants, effects):
             for i in order:
                 operation, first, second = steps[i]
                 values[i + 2] = OPERATIONS[operation](values[first], values[second], c)
-            x = values[len(steps) + 1]
-            if gap:
-                x = lax.integer_pow(x, use + 2)
-            if gap and effects:
-                jax.debug.callback(lambda x: None, x)
+            x = between_uses(values[len(steps) + 1], use, apart=gap, effects=effects)
         return x
 
     return fun

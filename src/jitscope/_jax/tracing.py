@@ -12,7 +12,7 @@ from jax.extend import source_info_util
 from jax.extend.core import JaxprEqn, Literal
 
 from .jaxprs import AnyJaxpr, closed_over, constants_as_operands, consts, has_input_effects, opened
-from .nested_jit import jit, jit_params, plain_jit_params, with_leading_operands
+from .nested_jit import UNSPECIFIED, jit, jit_params, with_leading_operands
 from .primitives import jit_p
 from .runtime import HAS_INLINE_ENUM
 
@@ -98,10 +98,8 @@ def without_hijax(jaxpr: AnyJaxpr) -> AnyJaxpr:
 
 
 def _boundary(params: Mapping[str, Any], n_lifted: int) -> Boundary:
-    unspecified = plain_jit_params()["in_shardings"][0]
-
     def asked(key: str, first: int) -> tuple[Any, ...]:
-        return tuple(None if s is unspecified else s for s in params[key][first:])
+        return tuple(None if s is UNSPECIFIED else s for s in params[key][first:])
 
     layouts = (*params["in_layouts"], *params["out_layouts"])
     return Boundary(

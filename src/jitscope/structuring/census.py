@@ -77,6 +77,11 @@ class Body:
     grows: bool = False
 
     @property
+    def is_chained(self) -> bool:
+        """Whether most of its uses take a result of another one."""
+        return 2 * self.n_chained >= self.n_uses
+
+    @property
     def n_side_by_side(self) -> int:
         """How many of its uses may run at the same time, on average."""
         return self.n_uses // (self.n_successive or self.n_uses)
@@ -245,14 +250,12 @@ class _Counter:
         name = site.eqn.params["name"]
         open_ = _jax.opened(site.jaxpr)
         n_equations = count_equations(site.jaxpr, self._equation_memo)
-        n_heavy = _count(_jax.HEAVY, site.jaxpr, self._heavy_memo)
-        in_chains = 2 * counts["n_chained"] >= counts["n_uses"]
-        return Body(
+        body = Body(
             fingerprint=dataclasses.replace(site.identity, digest=digest),
             name=str(name),
             source=_jax.source_line_of_call(site.eqn),
             n_equations=n_equations,
-            n_heavy=n_heavy,
+            n_heavy=_count(_jax.HEAVY, site.jaxpr, self._heavy_memo),
             n_convolutions=_count(_jax.CONVOLUTIONS, site.jaxpr, self._convolutions_memo),
             operand_bytes=sum(_jax.n_bytes(v.aval) for v in (*open_.constvars, *open_.invars)),
             result_bytes=sum(_jax.n_bytes(v.aval) for v in open_.outvars),
@@ -261,10 +264,12 @@ class _Counter:
             outlined=is_outlined(name),
             calls=self.calls(self._callees[digest]),
             n_boundary=len(open_.constvars) + len(open_.invars) + len(open_.outvars),
-            n_successive=0 if in_chains or not n_heavy else self._n_successive(digest, main),
             grows=n_equations <= _MOST_SPELLED_OUT and grows(site.jaxpr, links),
             **counts,
         )
+        if body.is_chained or not body.n_heavy:
+            return body
+        return dataclasses.replace(body, n_successive=self._n_successive(digest, main))
 
     def _n_successive(self, digest: str, main: _jax.AnyJaxpr) -> int:
         callers = [main, *(self._first[d].jaxpr for d in self._finished)]

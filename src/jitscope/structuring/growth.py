@@ -89,13 +89,11 @@ class _Flow:
         fused = {self._operands[operand]}  # made of it by fused equations alone
         apart: set[_Value | None] = set()  # made of it by others, too
         for value in self._made:
-            if not value.is_fused:
-                apart |= {value} if any(x in fused or x in apart for x in value.operands) else set()
-                continue
-            if any(x in apart for x in value.operands):
-                apart.add(value)
-            if any(x in fused for x in value.operands):
+            of_fused = any(x in fused for x in value.operands)
+            if of_fused and value.is_fused:
                 fused.add(value)
+            if (of_fused and not value.is_fused) or any(x in apart for x in value.operands):
+                apart.add(value)
         made = [self._results[i] for i in results]
         return any(
             x in fused and x.primitive and (x not in apart or x.n_full_operands < 2)
