@@ -164,7 +164,7 @@ def test_every_constant_counts_once_in_the_lowered_program():
 
 
 def test_restructuring_needs_no_constants_in_bodies():
-    from jitscope.structuring.policy import Decision, Plan, Structure
+    from jitscope.structuring.plan import Decision, Plan, Structure
 
     f, g = map(adding, arrays(2))
     program = hoisted(program_of(lambda x: g(f(x)), X))

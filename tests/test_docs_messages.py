@@ -67,13 +67,15 @@ def test_every_message_has_an_entry():
 
 
 def test_every_reason_of_the_policy_is_explained():
-    tree = ast.parse((SOURCE / "structuring" / "policy.py").read_text(encoding="utf-8"))
     reasons = [
         key(literal(call.args[1]))
-        for call in ast.walk(tree)
+        for module in ("plan", "policy")
+        for call in ast.walk(
+            ast.parse((SOURCE / "structuring" / f"{module}.py").read_text(encoding="utf-8"))
+        )
         if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "Decision"
     ]
-    assert {"uses, saves", "called once"} <= set(reasons)
+    assert {"uses, saves", "called once", "the plan does not name it"} <= set(reasons)
     page = words_of(ROOT / "docs" / "choosing-structures.md")
     assert not [reason for reason in reasons if reason not in page]
 

@@ -23,7 +23,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import jitscope
 from jitscope import _jax, settings
 from jitscope.outermost.jit import OutermostJit
-from jitscope.structuring.policy import Decision, Plan, Structure
+from jitscope.structuring.plan import Decision, Plan, Structure
 
 X = np.linspace(0.1, 0.9, 8, dtype=np.float32)
 

@@ -10,7 +10,8 @@ import pytest
 from jitscope.ir.fingerprint import Fingerprint
 from jitscope.structuring.callgraph import CallGraph
 from jitscope.structuring.census import Body, Census
-from jitscope.structuring.policy import Decision, Plan, Policy, Structure
+from jitscope.structuring.plan import Decision, Plan, Structure
+from jitscope.structuring.policy import Policy
 
 
 def body(**fields):

@@ -16,7 +16,8 @@ from jitscope.ir.constants import hoisted
 from jitscope.ir.fingerprint import fingerprint
 from jitscope.ir.program import capture
 from jitscope.structuring.census import take_census
-from jitscope.structuring.policy import Decision, Plan, Policy, Structure
+from jitscope.structuring.plan import Decision, Plan, Structure
+from jitscope.structuring.policy import Policy
 from jitscope.structuring.restructure import restructure, restructured_calls
 from jitscope.structuring.shared_call import shared_call_p
 

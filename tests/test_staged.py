@@ -33,7 +33,7 @@ from jitscope.staged import executables
 from jitscope.staged.executables import ONE_GPU_OPTIONS, quick_options
 from jitscope.staged.plan import obstacle
 from jitscope.staged.stages import cut_into_stages
-from jitscope.structuring.policy import Structure
+from jitscope.structuring.plan import Structure
 from jitscope.testing import assert_structure
 
 EAGER = jitscope.Policy(**EAGER_LIMITS)

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     )
     from .settings import disabled as disabled
     from .structuring.census import Body as Body, Census as Census
-    from .structuring.policy import (
+    from .structuring.plan import (
         Decision as Decision,
         LoopLimits as LoopLimits,
         Plan as Plan,
-        Policy as Policy,
         Structure as Structure,
     )
+    from .structuring.policy import Policy as Policy
     from .subroutine.decorator import shared_subroutine as shared_subroutine
 
 __version__ = "0.1.0"
@@ -35,13 +35,13 @@ _HOMES = {
     "AuditReport": "auditing",
     "Body": "structuring.census",
     "Census": "structuring.census",
-    "Decision": "structuring.policy",
-    "LoopLimits": "structuring.policy",
-    "Plan": "structuring.policy",
+    "Decision": "structuring.plan",
+    "LoopLimits": "structuring.plan",
+    "Plan": "structuring.plan",
     "Policy": "structuring.policy",
     "Reuse": "reuse.reuse",
     "ReuseReport": "reuse.reuse_report",
-    "Structure": "structuring.policy",
+    "Structure": "structuring.plan",
     "audit": "auditing",
     "compare": "explanation",
     "disabled": "settings",

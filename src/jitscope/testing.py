@@ -18,7 +18,8 @@ from .reuse.body_report import BodyReport
 from .reuse.retraces import subroutine_reports
 from .reuse.reuse_report import ProgramReport, ReuseReport, SubroutineReport
 from .settings import not_counting
-from .structuring.policy import Policy, Structure
+from .structuring.plan import Structure
+from .structuring.policy import Policy
 from .subroutine.shared import SharedSubroutine
 from .words import count
 

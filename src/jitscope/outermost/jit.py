@@ -29,7 +29,8 @@ from ..staged.plan import obstacle, with_stages, without_stages
 from ..staged.program import StagedProgram
 from ..staged.stages import Stages, cut_into_stages
 from ..structuring.census import Census
-from ..structuring.policy import Plan, PolicyLike
+from ..structuring.plan import Plan
+from ..structuring.policy import PolicyLike
 from ..subroutine.reasons import advice_on_objects
 from .garbage import not_collected
 from .pipeline import Structured, structured

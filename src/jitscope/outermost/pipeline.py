@@ -12,7 +12,8 @@ from ..reuse.evidence import Evidence, evidence_of
 from ..rolled.roll import roll
 from ..staged.plan import with_calls_outermost
 from ..structuring.census import Census, take_census
-from ..structuring.policy import Plan, PolicyLike, Structure
+from ..structuring.plan import Plan, Structure
+from ..structuring.policy import PolicyLike
 from ..structuring.restructure import restructure
 from ..structuring.variants import find_variants
 

@@ -11,7 +11,7 @@ import jax
 from .. import _jax
 from ..structuring.callgraph import CallGraph
 from ..structuring.census import Body, Census
-from ..structuring.policy import Plan, Structure
+from ..structuring.plan import Plan, Structure
 from .body_report import BodyReport, NearMiss
 from .evidence import Evidence
 from .near_misses import Candidate, Subroutines, near_misses

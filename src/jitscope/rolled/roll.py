@@ -19,7 +19,7 @@ from typing import Any
 from .. import _jax
 from ..ir.program import Program, count_equations
 from ..names import structure_of
-from ..structuring.policy import Decision, LoopLimits, Plan, Structure
+from ..structuring.plan import Decision, LoopLimits, Plan, Structure
 from ..structuring.restructure import restructure
 from ..structuring.shared_call import shared_call_p
 from ..structuring.variants import Variants

@@ -8,7 +8,7 @@ from typing import Any
 from .. import _jax
 from ..ir.fingerprint import fingerprint
 from ..ir.program import Program
-from ..structuring.policy import Decision, Plan, Structure
+from ..structuring.plan import Decision, Plan, Structure
 from ..structuring.shared_call import shared_call_p
 from ..structuring.variants import Variants
 from .stages import can_cross, kept_bodies, live_equations

@@ -7,127 +7,20 @@ below, never on timing in this process, so that every host of a program decides 
 from __future__ import annotations
 
 import dataclasses
-import enum
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self, TypeAlias
 
 from .callgraph import CallGraph
 from .census import Body, Census
+from .plan import Decision, LoopLimits, Plan, Structure
 
-_MAX_STACKED_BYTES = 1 << 30
 # Of a found body whose calls are not kept: with 400 uses (AdamW) they are lowered and compiled in
 # 0.87 of the time, with 9 and 11 (an ODE solver's steps) in 1.1 times the time of no calls.
 _MIN_NESTED = 16
 _HEAVY = "matrix products or the like"
 """In reasons: what a body's ``n_heavy`` counts."""
-
-
-class Structure(enum.Enum):
-    """How the calls of a body appear in the compiled program."""
-
-    INLINE = "inline"
-    NESTED = "nested"
-    SHARED = "shared"
-    ROLLED = "rolled"
-    STAGED = "staged"
-
-    def __str__(self) -> str:
-        return self.name
-
-    @classmethod
-    def named(cls, value: Any, where: str) -> Structure:
-        """The structure that a user named, in lower or upper case.
-
-        Args:
-          value: a name, or the structure itself.
-          where: what the value was given to, for the message.
-
-        Raises:
-          ValueError: there is no such structure.
-        """
-        if isinstance(value, cls):
-            return value
-        try:
-            return cls(value.lower())
-        except (AttributeError, ValueError):
-            raise ValueError(
-                f"{where} got the structure {value!r}; allowed are "
-                f"{', '.join(repr(structure.value) for structure in cls)}, in lower or upper case."
-            ) from None
-
-
-@dataclasses.dataclass(frozen=True)
-class Decision:
-    """The structure of one body, and why.
-
-    Attributes:
-      structure: of its calls.
-      reason: in words.
-      otherwise: structure of calls that were to be ROLLED and cannot be.
-    """
-
-    structure: Structure
-    reason: str
-    otherwise: Structure = Structure.NESTED
-
-
-@dataclasses.dataclass(frozen=True)
-class LoopLimits:
-    """When chains of calls that are to be ROLLED become loops.
-
-    Attributes:
-      min_trip_count: fewest calls of a chain.
-      min_saved_per_copy: equations that a loop has to save for each value that is copied into or
-        out of a stack for it.
-      max_stacked_bytes: what all loops together may copy in one run; also the memory that
-        they take beside the calls they replace.
-    """
-
-    min_trip_count: int = 2
-    min_saved_per_copy: int = 1
-    max_stacked_bytes: int = _MAX_STACKED_BYTES
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """Fingerprint to decision.
-
-    Attributes:
-      decisions: by the digest of the body's fingerprint. A body without an entry keeps its
-        nested calls.
-      loops: limits of the calls that are to be ROLLED.
-    """
-
-    decisions: Mapping[str, Decision]
-    loops: LoopLimits = LoopLimits()
-
-    def __getitem__(self, digest: str) -> Decision:
-        return self.decisions.get(digest, _UNPLANNED)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.decisions)
-
-    def __len__(self) -> int:
-        return len(self.decisions)
-
-    def replacing(self, old: Structure, new: Structure, why: str = "") -> Plan:
-        """The plan with one structure in place of another, and why in the reasons."""
-        decisions = dict(self.decisions)
-        for digest, decision in decisions.items():
-            if decision.structure is old:
-                reason = f"{decision.reason}; {why}" if why else decision.reason
-                decisions[digest] = dataclasses.replace(decision, structure=new, reason=reason)
-        return dataclasses.replace(self, decisions=decisions)
-
-    def __str__(self) -> str:
-        return "\n".join(
-            f"{digest[:12]}  {d.structure}: {d.reason}" for digest, d in self.decisions.items()
-        )
-
-
 _OUTERMOST = (Structure.SHARED, Structure.ROLLED)
 """Calls within bodies of these structures are left to XLA to inline."""
-_UNPLANNED = Decision(Structure.NESTED, "the plan does not name it")
 
 PolicyLike: TypeAlias = Callable[[Census], Plan]
 
@@ -207,7 +100,7 @@ class Policy:
     max_side_by_side: int = 1
     rolled: bool = False
     min_saved_per_copy: int = 4
-    max_stacked_bytes: int = _MAX_STACKED_BYTES
+    max_stacked_bytes: int = LoopLimits.max_stacked_bytes
 
     def __new__(cls, *nameless: Any, **settings: Any) -> Self:
         if cls is Policy:

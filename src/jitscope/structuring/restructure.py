@@ -16,7 +16,7 @@ from .. import _jax
 from ..ir.fingerprint import fingerprint
 from ..ir.program import Program
 from ..names import is_outlined
-from .policy import Plan, Structure
+from .plan import Plan, Structure
 from .shared_call import shared_call_p, shared_call_params
 from .variants import Cover, Variants
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, overload
 
-from ..structuring.policy import Structure
+from ..structuring.plan import Structure
 from .functions import check_static_options, check_traceable, name_of
 from .shared import SharedSubroutine
 
