@@ -532,6 +532,30 @@ def test_garbage_is_not_collected_during_a_trace_and_is_afterwards_as_before(sta
     assert len(enabled) > 1 and not any(enabled)
 
 
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_trace_runs_on_one_piece_of_stack(staged):
+    def room():
+        return max(frame.f_code.co_stacksize for frame, _ in traceback.walk_stack(None))
+
+    found = []
+
+    def fun(x):
+        found.append(room())
+        return x + 1
+
+    jitscope.outermost_jit(fun, staged=staged)(X)
+    # CPython makes a piece of the next power of two that holds the frame: a mebibyte for this one.
+    assert found and all(slots * 8 > 1 << 19 for slots in found)
+
+
+def test_recursion_without_end_is_the_users_error_on_one_piece_of_stack():
+    def fun(x):
+        return fun(x)
+
+    with pytest.raises(RecursionError):
+        jitscope.outermost_jit(fun)(X)
+
+
 def test_an_error_leaves_other_outermost_functions_structured():
     with pytest.raises(ZeroDivisionError):
         outermost(dividing)(X)

@@ -20,6 +20,7 @@ import jax
 
 from .. import _jax
 from ..ir.program import Program, capture
+from ..progress import watch
 from ..reuse import records
 from ..reuse.phases import Phases, claim_phases
 from ..reuse.reuse import Reuse
@@ -32,7 +33,7 @@ from ..structuring.census import Census
 from ..structuring.plan import Plan
 from ..structuring.policy import PolicyLike
 from ..subroutine.reasons import advice_on_objects
-from .garbage import not_collected
+from .interpreter import unhindered
 from .pipeline import Structured, structured
 
 _DISABLED = (
@@ -176,10 +177,13 @@ class OutermostJit:
             if operands is None:
                 return fun(*args, **kwargs)
             phases = claim_phases(_jax.function_name(fun))
-            with not_collected():
+
+            def traced() -> Any:
                 program = self._captured(args, kwargs, static)
                 with phases.structuring():
                     return pipeline(program, phases).emit(operands)
+
+            return unhindered(traced)
 
         return structured
 
@@ -196,8 +200,7 @@ class OutermostJit:
 
     def _in_stages(self, args: tuple, kwargs: dict) -> StagedProgram | None:
         """The stages of one signature; None where it has to be compiled as one."""
-        with not_collected():
-            return self._staged_program(args, kwargs)
+        return unhindered(lambda: self._staged_program(args, kwargs))
 
     def _staged_program(self, args: tuple, kwargs: dict) -> StagedProgram | None:
         phases = claim_phases(_jax.function_name(self._fun))
@@ -270,6 +273,7 @@ class OutermostJit:
     def _note(self, made: Structured, plan: Plan, phases: Phases) -> None:
         self._latest = Reuse(made.census, plan, phases, made.evidence, self._is_applied)
         records.note(self._latest)
+        watch(self._latest)
 
 
 class _BoundOutermostJit:

@@ -26,6 +26,9 @@ from .reading import n_recurring, n_repeated, reading_order
 from .repeats import Preferences, Repeat, take_repeats
 
 MIN_EQUATIONS = 6  # of a run; below, a call saves nothing
+_NOISE = (
+    1 / 500
+)  # of a line's equations: a repeat that saves no more may be chance, and is not worth a call
 _LEFT = 8  # a line is searched again if one of so many equations is left and recurs
 
 
@@ -160,6 +163,7 @@ class _Search:
 
         preferences = Preferences(
             MIN_EQUATIONS,
+            len(self._list) * _NOISE,
             self._weights.worth,
             lambda period: self._flow.cut_cost(period),
             self._weights.stretch,

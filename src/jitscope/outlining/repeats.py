@@ -47,6 +47,7 @@ class Preferences:
 
     Attributes:
       min_length: of the shortest repeat.
+      min_gain: what a repeat saves at least, in integers, to be looked at.
       worth: start, length and number of uses of a repeat to the share of what it saves that
         counts, at most 1.
       cut_cost: period to the cost of cutting before each position of the sequence.
@@ -58,6 +59,7 @@ class Preferences:
     """
 
     min_length: int = 2
+    min_gain: float = 0.0
     worth: Callable[[int, int, int], float] = lambda start, length, n_uses: 1.0
     cut_cost: Callable[[int], np.ndarray | None] = lambda period: None
     stretch: Callable[[int, int], int] = lambda start, period: 1
@@ -157,9 +159,12 @@ class _Search:
         self._epoch = 0
 
     def run(self) -> list[Repeat]:
+        least = self._preferences.min_gain
         groups = _groups(self._index, self._preferences.min_length)
         heap: list[tuple] = [
-            (-group.bound(self._index.n), i, -1, group, None) for i, group in enumerate(groups)
+            (-bound, i, -1, group, None)
+            for i, group in enumerate(groups)
+            if (bound := group.bound(self._index.n)) > least
         ]
         heapq.heapify(heap)
         taken: list[Repeat] = []
@@ -169,7 +174,7 @@ class _Search:
                 taken += self._take(group, repeat)
                 continue
             gain, repeat = self._evaluated(group)
-            if repeat is not None and gain > 0:
+            if repeat is not None and gain > least:
                 heapq.heappush(heap, (-gain, number, self._epoch, group, repeat))
         return taken
 

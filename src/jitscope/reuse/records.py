@@ -64,9 +64,6 @@ def note(reuse: Reuse) -> None:
             _latest[next(_numbers)] = reuse
             for register in _open:
                 register.programs.append(reuse)
-    from ..progress import watch  # which imports JAX; see `_listen`
-
-    watch(reuse)
 
 
 def latest() -> list[Reuse]:
