@@ -10,7 +10,7 @@ import jax
 from jax._src.named_sharding import UNSPECIFIED as UNSPECIFIED
 from jax.extend.core import JaxprEqn
 
-from .jaxprs import AnyJaxpr, equations, opened
+from .jaxprs import AnyJaxpr, opened
 
 jit = jax.jit
 """As it was when jitscope was imported. `jitscope.install` and others exchange ``jax.jit``."""
@@ -35,8 +35,7 @@ def plain_jit_params() -> dict[str, Any]:
 def _plain_jit_params_in(mesh: Any) -> dict[str, Any]:
     """One of the parameters is the mesh in force, so there is one set per mesh."""
     number = jax.ShapeDtypeStruct((), "float32")
-    traced = jax.make_jaxpr(jit(jax.lax.neg))(number)
-    return dict(equations(traced)[0].params)
+    return dict(jit(jax.lax.neg).trace(number)._params)  # pyright: ignore
 
 
 def jit_params(jaxpr: AnyJaxpr, name: str) -> dict[str, Any]:
