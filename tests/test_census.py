@@ -18,7 +18,7 @@ from jitscope.ir.constants import hoisted
 from jitscope.ir.fingerprint import fingerprint
 from jitscope.ir.program import capture
 from jitscope.names import SubroutineName
-from jitscope.structuring.census import take_census
+from jitscope.structuring.census import _longest_row, take_census
 from jitscope.structuring.variants import find_variants
 
 X = np.ones(4, np.float32)
@@ -306,6 +306,25 @@ def test_calls_in_loops_and_in_other_bodies_wait_for_one_another_where_they_are(
 
     body = body_named(census_of(net, np.ones((4, 4), "f4"), np.ones((4, 4), "f4")), "expert")
     assert (body.n_uses, body.n_successive, body.n_side_by_side) == (4, 3, 1)
+
+
+def test_calls_that_wait_for_one_another_are_looked_for_where_there_are_several(monkeypatch):
+    looked_at = []
+    monkeypatch.setattr(
+        "jitscope.structuring.census._longest_row",
+        lambda *args: [looked_at.append(args), _longest_row(*args)][1],
+    )
+    bodies = [named(f"f{i}", lambda x, w, i=i: jnp.tanh(x @ w) * i) for i in range(8)]
+    callers = [named("once", lambda x, w, f=f: f(x, w) - 1) for f in bodies]
+
+    def net(x, w):
+        several = sum(bodies[0](x + i, w) for i in range(3))
+        return several + sum(caller(x, w) for caller in callers)
+
+    counted = census_of(net, np.ones((4, 4), "f4"), np.ones((4, 4), "f4"))
+    found = {body.name: (body.n_uses, body.n_successive) for body in counted.bodies}
+    assert (found["f0"], found["f1"]) == ((4, 2), (1, 1))
+    assert len(looked_at) == 1
 
 
 def test_source_is_the_line_of_the_first_call():

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Set
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from typing import Any, NamedTuple
 
 from .. import _jax
 from ..ir.fingerprint import Fingerprint, fingerprint
@@ -178,6 +178,13 @@ def take_census(program: Program, variants: Variants = _NO_VARIANTS) -> Census:
     )
 
 
+class _Caller(NamedTuple):
+    """A jaxpr, and how many calls of a body there are in it."""
+
+    jaxpr: _jax.AnyJaxpr
+    n_calls: int
+
+
 class _Counter:
     """Call graph of the distinct bodies."""
 
@@ -217,7 +224,13 @@ class _Counter:
         chained = dict.fromkeys(self._first, 0)
         links: dict[str, set[tuple[int, int]]] = {digest: set() for digest in self._first}
 
-        def spread(sites: Any, n_executions: int, n_paths: int) -> None:
+        callers: dict[str, list[_Caller]] = {digest: [] for digest in self._first}
+
+        def spread(
+            jaxpr: _jax.AnyJaxpr, sites: Sequence[CallSite], n_executions: int, n_paths: int
+        ) -> None:
+            for digest, n_calls in self.calls(sites):
+                callers[digest].append(_Caller(jaxpr, n_calls))
             for site in sites:
                 digest = self._digest(site)
                 uses[digest] += 1
@@ -227,9 +240,10 @@ class _Counter:
                 executions[digest] += n_executions * site.trips
                 paths[digest] += n_paths
 
-        spread(call_sites(main), 1, 1)
+        spread(main, list(call_sites(main)), 1, 1)
         for digest in reversed(self._finished):
-            spread(self._callees[digest], executions[digest], paths[digest])
+            body = self._first[digest].jaxpr
+            spread(body, self._callees[digest], executions[digest], paths[digest])
         return tuple(
             self._body(
                 d,
@@ -238,13 +252,17 @@ class _Counter:
                 n_paths=paths[d],
                 n_chained=chained[d],
                 links=links[d],
-                main=main,
+                callers=callers[d],
             )
             for d in self._first
         )
 
     def _body(
-        self, digest: str, main: _jax.AnyJaxpr, links: Set[tuple[int, int]], **counts: int
+        self,
+        digest: str,
+        callers: Sequence[_Caller],
+        links: Set[tuple[int, int]],
+        **counts: int,
     ) -> Body:
         site = self._first[digest]
         name = site.eqn.params["name"]
@@ -269,11 +287,15 @@ class _Counter:
         )
         if body.is_chained or not body.n_heavy:
             return body
-        return dataclasses.replace(body, n_successive=self._n_successive(digest, main))
+        return dataclasses.replace(body, n_successive=self._n_successive(digest, callers))
 
-    def _n_successive(self, digest: str, main: _jax.AnyJaxpr) -> int:
-        callers = [main, *(self._first[d].jaxpr for d in self._finished)]
-        return sum(_longest_row(jaxpr, lambda eqn: self._is_call(eqn, digest)) for jaxpr in callers)
+    def _n_successive(self, digest: str, callers: Iterable[_Caller]) -> int:
+        return sum(
+            _longest_row(caller.jaxpr, lambda eqn: self._is_call(eqn, digest))
+            if caller.n_calls > 1
+            else 1
+            for caller in callers
+        )
 
     def _is_call(self, eqn: Any, digest: str) -> bool:
         return (
