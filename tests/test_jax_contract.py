@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax._src import core, effects, shard_map, source_info_util, traceback_util
+from jax._src import core, effects, pjit, shard_map, source_info_util, traceback_util
 from jax._src.interpreters import ad, partial_eval as pe, remat
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import primitives
@@ -92,6 +92,7 @@ def test_only_the_door_names_internals_or_a_version_of_jax():
     [
         (core, "trace_ctx trace_state_clean get_axis_env join_effects DebugInfo ShapedArray"),
         (effects, "JaxprInputEffect ordered_effects"),
+        (pjit, "_pjit_lowering"),
         (shard_map, "shard_map_p"),
         (source_info_util, "user_frames user_context"),
         (traceback_util, "register_exclusion"),
@@ -101,12 +102,12 @@ def test_only_the_door_names_internals_or_a_version_of_jax():
         ),
         (
             pe,
-            "DynamicJaxprTrace DynamicJaxprTracer custom_partial_eval_rules"
+            "DynamicJaxprTrace DynamicJaxprTracer custom_partial_eval_rules dce_jaxpr"
             " partial_eval_jaxpr_custom_rules",
         ),
         (remat, "rules"),
         (batching, "fancy_primitive_batchers"),
-        (mlir, "register_lowering lower_fun SPMDAxisContext LoweringRuleContext"),
+        (mlir, "register_lowering SPMDAxisContext LoweringRuleContext"),
         (jax.extend.source_info_util, "register_exclusion current summarize new_name_stack"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
@@ -692,6 +693,14 @@ def test_jit_name_of_a_call_passes_through_transformations_unchanged():
 def test_fields_of_a_target_are_what_the_attributes_depend_on():
     assert _jax.Target._fields == ("platforms", "n_devices", "manual")
     assert not dataclasses.is_dataclass(_jax.Target)
+
+
+def test_what_nobody_reads_is_dropped_in_nested_jits_and_operands_stay():
+    nested = jax.jit(lambda x, y: (jnp.sin(x), jnp.cos(y)))
+    jaxpr = jax.make_jaxpr(lambda x, y: nested(x, y)[0])(1.0, 2.0)
+    live, _ = pe.dce_jaxpr(_jax.opened(jaxpr), True, True)
+    assert len(live.invars) == 2
+    assert [len(_jax.equations(sub)) for eqn in live.eqns for sub in _jax.sub_jaxprs(eqn)] == [1]
 
 
 # --- compiled programs ----------------------------------------------------------------------------

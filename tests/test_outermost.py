@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_same, fresh, run_python, tagged_calls
+from helpers import EAGER_LIMITS, assert_same, fresh, run_python, tagged_calls
 from jax import lax
 from jax.experimental import checkify, jet, sparse
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -902,3 +902,38 @@ def test_outermost_function_of_constants_is_compiled_on_its_own_while_another_is
     np.testing.assert_allclose(outer(jnp.full(3, 2.0)), 2 * table(jnp.ones(3)), rtol=1e-6)
     assert table.reuse().census.program == "table"
     assert outer.reuse().census.program == "outer"
+
+
+@jax.custom_vjp
+def product(x, w):
+    return jnp.tanh(x @ w)
+
+
+product.defvjp(lambda x, w: (product(x, w), None), lambda _, ct: (ct, ct))
+
+
+def layer_with_a_product_that_is_not_differentiated(x, w):
+    y = product(x, w)
+    return jnp.sin(x) + lax.stop_gradient(y) @ w, y
+
+
+@pytest.mark.parametrize("wrap", [jitscope.shared_subroutine, jax.jit])
+@pytest.mark.parametrize(
+    "options", [{}, {"staged": True}, {"policy": jitscope.Policy(**EAGER_LIMITS)}]
+)
+def test_tangents_without_a_rule_are_no_error_where_nobody_reads_them(wrap, options):
+    layer = wrap(layer_with_a_product_that_is_not_differentiated)
+
+    def net(x, w):
+        for _ in range(24):
+            x, y = layer(x, w)
+        return x, y
+
+    def tangent(i):
+        return lambda x: jax.jvp(lambda x: net(x, x), (x,), (x,))[1][i]
+
+    x = np.full((4, 4), 0.1, "f4")
+    assert_same(jitscope.outermost_jit(tangent(0), **options)(x), jax.jit(tangent(0))(x))
+    for jitted in (jax.jit(tangent(1)), jitscope.outermost_jit(tangent(1), **options)):
+        with pytest.raises(TypeError, match="can't apply forward-mode autodiff"):
+            jitted(x)

@@ -55,6 +55,20 @@ def sub_jaxprs(eqn: JaxprEqn) -> Sequence[AnyJaxpr]:
     ]
 
 
+def holds(jaxpr: AnyJaxpr, primitive: Primitive) -> bool:
+    """Whether an equation of a primitive is in a jaxpr or in what is nested in it."""
+    waiting, seen = [jaxpr], {id(jaxpr)}
+    while waiting:
+        for eqn in equations(waiting.pop()):
+            if eqn.primitive is primitive:
+                return True
+            for sub in sub_jaxprs(eqn):
+                if id(sub) not in seen:
+                    seen.add(id(sub))
+                    waiting.append(sub)
+    return False
+
+
 def trip_count(eqn: JaxprEqn) -> int:
     """How often the jaxprs nested in an equation run; 1 where that is not known."""
     return eqn.params["length"] if eqn.primitive is primitives.scan_p else 1

@@ -9,6 +9,7 @@ from jax._src.lax import lax as _lax
 from jax.extend import random as jex_random
 from jax.extend.core import Primitive, primitives
 
+custom_lin_p: Primitive = primitives.custom_lin_p
 jit_p: Primitive = primitives.jit_p
 device_put_p: Primitive = primitives.device_put_p
 
@@ -67,7 +68,7 @@ PURE: frozenset[Primitive] = frozenset(
     primitives.call_p,
     primitives.closed_call_p,
     primitives.create_token_p,
-    primitives.custom_lin_p,
+    custom_lin_p,
     primitives.empty2_p,
     primitives.linear_solve_p,
     primitives.remat_p,  # makes values again on purpose

@@ -11,9 +11,17 @@ from jax._src.interpreters import partial_eval as pe
 from jax.extend import source_info_util
 from jax.extend.core import JaxprEqn, Literal
 
-from .jaxprs import AnyJaxpr, closed_over, constants_as_operands, consts, has_input_effects, opened
+from .jaxprs import (
+    AnyJaxpr,
+    closed_over,
+    constants_as_operands,
+    consts,
+    has_input_effects,
+    holds,
+    opened,
+)
 from .nested_jit import UNSPECIFIED, jit, jit_params, with_leading_operands
-from .primitives import jit_p
+from .primitives import custom_lin_p, jit_p
 from .runtime import HAS_INLINE_ENUM
 
 Tracer = jax.core.Tracer
@@ -72,7 +80,7 @@ def trace(fun: Callable[..., Any], args: tuple, kwargs: dict, static: Mapping[st
         options those that ``boundary`` should tell about.
     """
     traced = jit(fun, **static).trace(*args, **kwargs)
-    jaxpr, lifted = without_hijax(traced.jaxpr), traced._consts
+    jaxpr, lifted = _without_dead_tangents(without_hijax(traced.jaxpr)), traced._consts
     if lifted:
         # jit makes tracers of an enclosing trace its leading operands: close over them again.
         open_ = opened(jaxpr)
@@ -95,6 +103,28 @@ def without_hijax(jaxpr: AnyJaxpr) -> AnyJaxpr:
     ):
         return jaxpr
     return pe.lower_jaxpr2(jaxpr)
+
+
+def _without_dead_tangents(jaxpr: AnyJaxpr) -> AnyJaxpr:
+    """A jaxpr rid of what nobody reads, if it holds tangents of a ``custom_vjp`` function.
+
+    Those have no lowering rule. ``jax.jit`` drops the ones that nobody reads before it lowers, in
+    nested jits as well, but not in calls of other primitives, which ours will be.
+    """
+    if not holds(jaxpr, custom_lin_p) or has_input_effects(jaxpr):
+        return jaxpr
+    values = consts(jaxpr)
+    live, _ = pe.dce_jaxpr(opened(constants_as_operands(jaxpr)), True, True)
+    n = len(values)
+    return closed_over(
+        jaxpr,
+        live.invars[:n],
+        values,
+        invars=live.invars[n:],
+        outvars=live.outvars,
+        eqns=live.eqns,
+        effects=live.effects,
+    )
 
 
 def _boundary(params: Mapping[str, Any], n_lifted: int) -> Boundary:
