@@ -113,5 +113,45 @@ def test_results_that_are_operands_or_literals_do_not_grow():
     assert not grows(body, [(0, 0), (1, 0)])
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_prediction_sees_through_what_lies_between_the_layers(name):
+    # The gradient's calls wait for what was added to a layer's result by nobody's layer.
+    subroutine = jitscope.shared_subroutine(LAYERS[name])
+
+    def between(w, x):
+        return 0.5 * subroutine(w, x) + 0.1
+
+    fun, args = chain(between, 8, gradient=True)
+    outermost = jitscope.outermost_jit(fun, outline=False)
+    outermost.trace(*args)
+    bodies = outermost.reuse().census.bodies
+    assert [b.n_chained for b in bodies if b.n_uses > 1] == [0, 0]
+    few, many = (
+        largest_kernel(lambda w, x: 0.5 * LAYERS[name](w, x) + 0.1, n, gradient=True)
+        for n in (4, 8)
+    )
+    assert any(body.grows for body in bodies) == (many > 1.5 * few)
+
+
+def test_nothing_is_said_of_calls_that_do_not_wait_for_each_other_or_for_much_else():
+    subroutine = jitscope.shared_subroutine(LAYERS["layer norm"])
+    w, x = jnp.ones((WIDTH, WIDTH)), jnp.ones((2, 4, WIDTH))
+
+    def apart(w, x):
+        return [subroutine(w, x + i) for i in range(4)]
+
+    def far(w, x):
+        for _ in range(4):
+            x = subroutine(w, x)
+            for _ in range(40):
+                x = jnp.sin(x)
+        return x
+
+    for fun in (apart, far):
+        outermost = jitscope.outermost_jit(fun, outline=False)
+        outermost.trace(w, x)
+        assert [b.grows for b in outermost.reuse().census.bodies] == [None]
+
+
 def test_a_body_that_is_not_called_in_a_chain_does_not_grow():
     assert not grows(body_of(lambda c: 0.5 * c, jnp.ones(3)), [])

@@ -98,6 +98,21 @@ def test_body_stays_nested_when(fields, reason):
     assert reason in decision.reason
 
 
+def test_calls_of_which_no_chain_grows_are_not_kept_unless_asked_for():
+    for outlined, left in ((True, Structure.INLINE), (False, Structure.NESTED)):
+        steady = body(grows=False, outlined=outlined)
+        (decision,) = decide(steady)
+        assert decision.structure is left and "Policy(steady=True)" in decision.reason
+        assert [d.structure for d in decide(steady, policy=Policy(steady=True))] == [
+            Structure.SHARED
+        ]
+
+
+def test_loops_are_made_of_calls_of_which_no_chain_grows():
+    (decision,) = decide(body(grows=False), policy=Policy(rolled=True))
+    assert decision.structure is Structure.ROLLED
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -241,12 +256,13 @@ def test_thresholds_can_be_set():
         min_equations_per_product=1,
         min_saved=1,
         min_uses_steady=2,
+        steady=True,
     )
     assert structure(small, policy=all_of_them) == [Structure.SHARED]
 
 
 @pytest.mark.parametrize(
-    "field", [f.name for f in dataclasses.fields(Policy) if f.name != "rolled"]
+    "field", [f.name for f in dataclasses.fields(Policy) if not isinstance(f.default, bool)]
 )
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, None, "4"])
 def test_threshold_that_is_no_positive_whole_number_is_refused(field, value):

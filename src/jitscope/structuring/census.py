@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from .. import _jax
 from ..ir.fingerprint import Fingerprint, fingerprint
 from ..ir.program import Program, count_equations
 from ..names import is_outlined, structure_of
-from .growth import grows
+from .growth import between, grows
 from .variants import Variants
 
 _NO_VARIANTS = Variants()
@@ -52,8 +53,9 @@ class Body:
       n_convolutions: those of the heavy equations that are convolutions.
       n_successive: those of its uses that wait for one another, at most; the others may run side
         by side. All of them for a body without heavy equations, and for one called in chains.
-      grows: XLA would fuse a chain of its uses into ever larger kernels. Not asked of a
-        body of thousands of equations.
+      grows: whether XLA would fuse a chain of its uses into ever larger kernels. None where no use
+        is seen to wait for another one with little between them, and for a body of thousands of
+        equations.
     """
 
     fingerprint: Fingerprint
@@ -74,12 +76,17 @@ class Body:
     n_boundary: int = 0
     n_convolutions: int = 0
     n_successive: int = 0
-    grows: bool = False
+    grows: bool | None = None
 
     @property
     def is_chained(self) -> bool:
         """Whether most of its uses take a result of another one."""
         return 2 * self.n_chained >= self.n_uses
+
+    @property
+    def is_in_a_row(self) -> bool:
+        """Whether most of its uses wait for another one, whatever is between them."""
+        return self.is_chained or 2 * self.n_successive >= self.n_uses
 
     @property
     def n_side_by_side(self) -> int:
@@ -282,12 +289,26 @@ class _Counter:
             outlined=is_outlined(name),
             calls=self.calls(self._callees[digest]),
             n_boundary=len(open_.constvars) + len(open_.invars) + len(open_.outvars),
-            grows=n_equations <= _MOST_SPELLED_OUT and grows(site.jaxpr, links),
             **counts,
         )
-        if body.is_chained or not body.n_heavy:
+        if not body.is_chained and body.n_heavy:
+            row = self._n_successive(digest, callers)
+            body = dataclasses.replace(body, n_successive=row)
+        if n_equations > _MOST_SPELLED_OUT:
             return body
-        return dataclasses.replace(body, n_successive=self._n_successive(digest, callers))
+        if links:
+            return dataclasses.replace(body, grows=grows(site.jaxpr, links))
+        if body.n_heavy and body.is_in_a_row:
+            return dataclasses.replace(body, grows=self._grows_in_a_row(digest, callers))
+        return body
+
+    def _grows_in_a_row(self, digest: str, callers: Iterable[_Caller]) -> bool | None:
+        for caller in callers:
+            calls = [e for e in _jax.equations(caller.jaxpr) if self._is_call(e, digest)]
+            for one, other in itertools.pairwise(calls):
+                if period := between(caller.jaxpr, one, other):
+                    return grows(*period)
+        return None
 
     def _n_successive(self, digest: str, callers: Iterable[_Caller]) -> int:
         return sum(
