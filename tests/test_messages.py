@@ -4,6 +4,9 @@ A row is what was done, and the pieces of the message: what was asked, what was 
 allowed, what to do next.
 """
 
+import asyncio
+import functools
+
 import jax.numpy as jnp
 import pytest
 
@@ -33,6 +36,15 @@ class Model:
 class Named:
     @outermost_jit
     def apply(this, x):  # noqa: N805
+        return x
+
+
+async def coroutine(x):
+    return x
+
+
+class Coroutine:
+    async def __call__(self, x):
         return x
 
 
@@ -66,6 +78,31 @@ MISTAKES = {
         lambda: outermost_jit(staged="yes"),
         TypeError,
         ["outermost_jit(staged=...) must be True or False", "'yes'"],
+    ),
+    "a number as the name of a subroutine": (
+        lambda: shared_subroutine(name=3)(lambda x: x),  # pyright: ignore
+        TypeError,
+        ["shared_subroutine(name=...)", "got 3 of type int", "'layer'", "Leave it out"],
+    ),
+    "bytes as the name of a subroutine": (
+        lambda: shared_subroutine(name=b"a")(lambda x: x),  # pyright: ignore
+        TypeError,
+        ["shared_subroutine(name=...)", "got b'a' of type bytes", "Leave it out"],
+    ),
+    "nothing as the name of a subroutine": (
+        lambda: shared_subroutine(name="")(lambda x: x),
+        ValueError,
+        ["shared_subroutine(name=...)", "got '' of type str", "Leave it out"],
+    ),
+    "an async function as an outermost one": (
+        lambda: outermost_jit(functools.partial(coroutine)),
+        TypeError,
+        ["outermost_jit() got an async function, 'coroutine'", "returns its results"],
+    ),
+    "an object whose call is async as an outermost function": (
+        lambda: outermost_jit(Coroutine()),
+        TypeError,
+        ["outermost_jit() got an async function, 'Coroutine'", "returns its results"],
     ),
     "a path in place of a report": (
         lambda: report.save("run.json", step),  # pyright: ignore
@@ -192,6 +229,26 @@ def test_mistake_is_answered_with_what_to_do(mistake, kind, pieces):
     message = "\n".join([str(raised.value), *getattr(raised.value, "__notes__", ())])
     for piece in pieces:
         assert piece in message, message
+
+
+@pytest.mark.parametrize("decorator", [shared_subroutine, outermost_jit])
+def test_function_around_a_generator_or_coroutine_that_runs_it_is_no_mistake(decorator):
+    def doubled(x):
+        yield 2 * x
+
+    async def tripled(x):
+        return 3 * x
+
+    @functools.wraps(doubled)
+    def first(x):
+        return next(doubled(x))
+
+    @functools.wraps(tripled)
+    def result(x):
+        return asyncio.run(tripled(x))
+
+    assert decorator(first)(X)[0] == 2
+    assert decorator(result)(X)[0] == 3
 
 
 @pytest.mark.parametrize("structure", ["shared", "SHARED", jitscope.Structure.SHARED])
