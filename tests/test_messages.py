@@ -117,12 +117,17 @@ MISTAKES = {
     "a method whose object has another name": (
         lambda: Named().apply(X),
         TypeError,
-        ["'apply' is a method", "a Named object", "static_argnums=0"],
+        ["'apply' is a method", "an object of class Named", "static_argnums=0"],
     ),
     "a position as a name": (
         lambda: shared_subroutine(static_argnames=[1])(lambda x, n: x),
         TypeError,
         ["shared_subroutine(static_argnames=[1])", "got 1 of type int", "mean static_argnums?"],
+    ),
+    "a position that there is not": (
+        lambda: shared_subroutine(static_argnums=5)(lambda x: x),
+        ValueError,
+        ["there is no argument number 5", "takes 1 positional argument: x."],
     ),
     "a name as a position": (
         lambda: shared_subroutine(static_argnums=("n",))(lambda x, n: x),
@@ -217,7 +222,12 @@ MISTAKES = {
     "a method whose object is no pytree": (
         lambda: Model().apply(X),
         TypeError,
-        ["'apply' is a method", "a Model object", "register Model as a pytree", "static_argnums=0"],
+        [
+            "'apply' is a method",
+            "an object of class Model",
+            "register Model as a pytree",
+            "static_argnums=0",
+        ],
     ),
 }
 
@@ -269,4 +279,4 @@ def test_attributes_that_there_are_not_can_be_asked_for():
 
 
 def test_bound_method_of_an_outermost_function_shows_what_it_is():
-    assert repr(Model().apply) == "<bound outermost_jit of Model.apply of a Model object>"
+    assert repr(Model().apply) == "<bound outermost_jit of Model.apply of an object of class Model>"

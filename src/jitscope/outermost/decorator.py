@@ -76,8 +76,8 @@ def outermost_jit(
       what repeats in its latest program.
 
     Raises:
-      TypeError: for a ``fun`` that is no function or cannot be traced, an option that ``jax.jit`` lacks, or one of
-        ours that is no bool.
+      TypeError: for a ``fun`` that is no function or cannot be traced, an option that ``jax.jit``
+        lacks, or one of ours that is no bool.
 
     Examples:
       >>> import jax.numpy as jnp, jitscope
