@@ -510,10 +510,15 @@ MISTAKES = {
     "package_without_main": (["-m", "package"], "'package' is a package without a __main__ module"),
     "relative_module": (["-m", ".module"], "no module named '.module'"),
     "built_in_module": (["-m", "sys"], "has no Python code that could be run"),
-    "no_script": ([], "the following arguments are required: script"),
+    "no_script": ([], "the following arguments are required: script\n"),
     "unknown_option": (["--faster", "script.py"], "unrecognized arguments: --faster"),
     "report_in_no_directory": (["--report", "gone/r.txt", "script.py"], "which is no directory"),
     "report_is_a_directory": (["--report", "empty", "script.py"], "'empty' is a directory"),
+    "report_where_no_file_can_be": (
+        ["--report", f"{'r' * 250}.html", "script.py"],
+        "rrr.html' cannot be written here",
+    ),
+    "record_where_no_file_can_be": (["--json", "/proc/r.json", "script.py"], "'/proc/r.json' "),
     "report_of_unknown_kind": (["--report", "r.xyz", "script.py"], "'r.xyz' must end in one of"),
 }
 
@@ -526,6 +531,14 @@ def test_mistake_is_explained_before_anything_runs(tmp_path, arguments, message)
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert "usage: python -m jitscope run" in done.stderr
+
+
+def test_report_of_a_script_that_is_not_run_stays(tmp_path):
+    write(tmp_path, {"report.html": "old"})
+    done = jitscope_run(tmp_path, "gone.py", options=["--report", "report.html"])
+    assert done.returncode == 2
+    assert (tmp_path / "report.html").read_text() == "old"
+    assert os.listdir(tmp_path) == ["report.html"]
 
 
 def test_report_without_permission_is_explained_before_anything_runs(tmp_path):
