@@ -370,8 +370,17 @@ def test_observing_compiles_as_jax_jit_does_and_estimates(tmp_path):
     assert done.stderr.count("48 calls would become 1 shared body\n") == 2
     assert "XLA would compile" in done.stderr and "XLA compiles" not in done.stderr
     assert "only looked at, not applied. SHARED: " in done.stderr
-    assert "estimate: " in done.stderr
-    assert "no forecast of seconds" in done.stderr
+    estimate = re.search(r"\nestimate: (.*)\n.*no forecast of seconds", done.stderr)
+    assert estimate is not None
+    kept = "48 calls would be kept (layer); XLA would compile "
+    assert estimate[1].startswith(kept) and "%" not in estimate[1]
+
+
+def test_observed_run_that_would_keep_no_calls_raises_no_hope(tmp_path):
+    write(tmp_path, {"script.py": DEEP.replace("* 48", "* 2")})
+    done = run(tmp_path, "-m", "jitscope", "run", "--observe", "script.py", strict=True)
+    assert "\nestimate: no calls would be kept; XLA would compile " in done.stderr
+    assert "forecast" not in done.stderr
 
 
 def test_observed_run_tells_apart_what_the_script_structures_itself(tmp_path):
