@@ -96,6 +96,7 @@ def everything():
         jaxpr="{ lambda ; a:f32[]. let in (a,) }",
         covers=("0" * 40,),
         n_realised=6,
+        n_of_its_name=2,
         sites=(Site("models/model.py:12 (net)", "net/layer", 6),),
         near_misses=(
             NearMiss("1" * 40, "layer", "model.py:13", ("n: 3.0 against 4.0",), "pass it"),

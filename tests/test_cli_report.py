@@ -138,6 +138,23 @@ def test_budget_decides_the_exit_status(tmp_path, capsys, changes, budgets, stat
     assert shown in capsys.readouterr().out
 
 
+def test_difference_to_a_program_that_was_only_looked_at_is_told_as_a_prediction():
+    done = of(program(body()), program(body(), name="other"))
+    looked_at = of(program(body(), is_applied=False), program(body(), name="other"))
+    plain = diff.render(diff.difference(looked_at, looked_at), {})
+    assert plain == diff.render(diff.difference(done, done), {}) == "no count changed"
+    for before, after, which in ((looked_at, done, "earlier"), (done, looked_at, "later")):
+        shown = diff.render(diff.difference(before, after), {})
+        first, second = shown.split("\n")
+        assert first == "no count changed, but one of the two is a prediction"
+        assert second.startswith(f"model: only looked at in the {which} report, and structured in ")
+        assert "a prediction, of 30 equations; jax.jit compiles all 180" in second
+    more = grown(n_compiled=60, is_applied=False)
+    lines = diff.render(diff.difference(done, more), {}).split("\n")
+    assert lines[0].startswith("model  compiled") and "30 -> 60" in lines[0]
+    assert lines[-1].startswith("model: only looked at in the later report")
+
+
 def test_more_traces_of_a_subroutine_exceed_a_budget():
     before = everything()
     (layer,) = before.subroutines

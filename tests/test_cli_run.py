@@ -370,8 +370,17 @@ def test_observing_compiles_as_jax_jit_does_and_estimates(tmp_path):
     assert done.stderr.count("48 calls would become 1 shared body\n") == 2
     assert "XLA would compile" in done.stderr and "XLA compiles" not in done.stderr
     assert "only looked at, not applied. SHARED: " in done.stderr
-    assert "estimate: " in done.stderr
-    assert "no forecast of seconds" in done.stderr
+    estimate = re.search(r"\nestimate: (.*)\n.*no forecast of seconds", done.stderr)
+    assert estimate is not None
+    kept = "48 calls would be kept (layer); XLA would compile "
+    assert estimate[1].startswith(kept) and "%" not in estimate[1]
+
+
+def test_observed_run_that_would_keep_no_calls_raises_no_hope(tmp_path):
+    write(tmp_path, {"script.py": DEEP.replace("* 48", "* 2")})
+    done = run(tmp_path, "-m", "jitscope", "run", "--observe", "script.py", strict=True)
+    assert "\nestimate: no calls would be kept; XLA would compile " in done.stderr
+    assert "forecast" not in done.stderr
 
 
 def test_observed_run_tells_apart_what_the_script_structures_itself(tmp_path):
@@ -510,10 +519,15 @@ MISTAKES = {
     "package_without_main": (["-m", "package"], "'package' is a package without a __main__ module"),
     "relative_module": (["-m", ".module"], "no module named '.module'"),
     "built_in_module": (["-m", "sys"], "has no Python code that could be run"),
-    "no_script": ([], "the following arguments are required: script"),
+    "no_script": ([], "the following arguments are required: script\n"),
     "unknown_option": (["--faster", "script.py"], "unrecognized arguments: --faster"),
     "report_in_no_directory": (["--report", "gone/r.txt", "script.py"], "which is no directory"),
     "report_is_a_directory": (["--report", "empty", "script.py"], "'empty' is a directory"),
+    "report_where_no_file_can_be": (
+        ["--report", f"{'r' * 250}.html", "script.py"],
+        "rrr.html' cannot be written here",
+    ),
+    "record_where_no_file_can_be": (["--json", "/proc/r.json", "script.py"], "'/proc/r.json' "),
     "report_of_unknown_kind": (["--report", "r.xyz", "script.py"], "'r.xyz' must end in one of"),
 }
 
@@ -526,6 +540,14 @@ def test_mistake_is_explained_before_anything_runs(tmp_path, arguments, message)
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert "usage: python -m jitscope run" in done.stderr
+
+
+def test_report_of_a_script_that_is_not_run_stays(tmp_path):
+    write(tmp_path, {"report.html": "old"})
+    done = jitscope_run(tmp_path, "gone.py", options=["--report", "report.html"])
+    assert done.returncode == 2
+    assert (tmp_path / "report.html").read_text() == "old"
+    assert os.listdir(tmp_path) == ["report.html"]
 
 
 def test_report_without_permission_is_explained_before_anything_runs(tmp_path):

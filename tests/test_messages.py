@@ -4,6 +4,9 @@ A row is what was done, and the pieces of the message: what was asked, what was 
 allowed, what to do next.
 """
 
+import asyncio
+import functools
+
 import jax.numpy as jnp
 import pytest
 
@@ -33,6 +36,15 @@ class Model:
 class Named:
     @outermost_jit
     def apply(this, x):  # noqa: N805
+        return x
+
+
+async def coroutine(x):
+    return x
+
+
+class Coroutine:
+    async def __call__(self, x):
         return x
 
 
@@ -67,6 +79,31 @@ MISTAKES = {
         TypeError,
         ["outermost_jit(staged=...) must be True or False", "'yes'"],
     ),
+    "a number as the name of a subroutine": (
+        lambda: shared_subroutine(name=3)(lambda x: x),  # pyright: ignore
+        TypeError,
+        ["shared_subroutine(name=...)", "got 3 of type int", "'layer'", "Leave it out"],
+    ),
+    "bytes as the name of a subroutine": (
+        lambda: shared_subroutine(name=b"a")(lambda x: x),  # pyright: ignore
+        TypeError,
+        ["shared_subroutine(name=...)", "got b'a' of type bytes", "Leave it out"],
+    ),
+    "nothing as the name of a subroutine": (
+        lambda: shared_subroutine(name="")(lambda x: x),
+        ValueError,
+        ["shared_subroutine(name=...)", "got '' of type str", "Leave it out"],
+    ),
+    "an async function as an outermost one": (
+        lambda: outermost_jit(functools.partial(coroutine)),
+        TypeError,
+        ["outermost_jit() got an async function, 'coroutine'", "returns its results"],
+    ),
+    "an object whose call is async as an outermost function": (
+        lambda: outermost_jit(Coroutine()),
+        TypeError,
+        ["outermost_jit() got an async function, 'Coroutine'", "returns its results"],
+    ),
     "a path in place of a report": (
         lambda: report.save("run.json", step),  # pyright: ignore
         TypeError,
@@ -80,12 +117,17 @@ MISTAKES = {
     "a method whose object has another name": (
         lambda: Named().apply(X),
         TypeError,
-        ["'apply' is a method", "a Named object", "static_argnums=0"],
+        ["'apply' is a method", "an object of class Named", "static_argnums=0"],
     ),
     "a position as a name": (
         lambda: shared_subroutine(static_argnames=[1])(lambda x, n: x),
         TypeError,
         ["shared_subroutine(static_argnames=[1])", "got 1 of type int", "mean static_argnums?"],
+    ),
+    "a position that there is not": (
+        lambda: shared_subroutine(static_argnums=5)(lambda x: x),
+        ValueError,
+        ["there is no argument number 5", "takes 1 positional argument: x."],
     ),
     "a name as a position": (
         lambda: shared_subroutine(static_argnums=("n",))(lambda x, n: x),
@@ -180,7 +222,12 @@ MISTAKES = {
     "a method whose object is no pytree": (
         lambda: Model().apply(X),
         TypeError,
-        ["'apply' is a method", "a Model object", "register Model as a pytree", "static_argnums=0"],
+        [
+            "'apply' is a method",
+            "an object of class Model",
+            "register Model as a pytree",
+            "static_argnums=0",
+        ],
     ),
 }
 
@@ -192,6 +239,26 @@ def test_mistake_is_answered_with_what_to_do(mistake, kind, pieces):
     message = "\n".join([str(raised.value), *getattr(raised.value, "__notes__", ())])
     for piece in pieces:
         assert piece in message, message
+
+
+@pytest.mark.parametrize("decorator", [shared_subroutine, outermost_jit])
+def test_function_around_a_generator_or_coroutine_that_runs_it_is_no_mistake(decorator):
+    def doubled(x):
+        yield 2 * x
+
+    async def tripled(x):
+        return 3 * x
+
+    @functools.wraps(doubled)
+    def first(x):
+        return next(doubled(x))
+
+    @functools.wraps(tripled)
+    def result(x):
+        return asyncio.run(tripled(x))
+
+    assert decorator(first)(X)[0] == 2
+    assert decorator(result)(X)[0] == 3
 
 
 @pytest.mark.parametrize("structure", ["shared", "SHARED", jitscope.Structure.SHARED])
@@ -212,4 +279,4 @@ def test_attributes_that_there_are_not_can_be_asked_for():
 
 
 def test_bound_method_of_an_outermost_function_shows_what_it_is():
-    assert repr(Model().apply) == "<bound outermost_jit of Model.apply of a Model object>"
+    assert repr(Model().apply) == "<bound outermost_jit of Model.apply of an object of class Model>"

@@ -196,6 +196,18 @@ def test_body_that_outlining_made_and_that_is_worth_no_call_is_put_back():
     assert structure(body(outlined=True)) == [Structure.SHARED]
 
 
+@pytest.mark.parametrize(
+    "fields, least",
+    [({"n_uses": 15, "n_equations": 180}, "16 uses"), ({"n_equations": 11}, "180 saved equations")],
+)
+def test_found_body_that_is_put_back_says_what_nested_calls_would_take(fields, least):
+    light = {"n_heavy": 0, "n_chained": 0, "n_uses": 16, **fields}
+    (found,) = decide(body(outlined=True, **light))
+    (marked,) = decide(body(**light))
+    assert (found.structure, marked.structure) == (Structure.INLINE, Structure.NESTED)
+    assert found.reason == f"{marked.reason}; found, and nested calls pay from {least}"
+
+
 # --- bodies within bodies -------------------------------------------------------------------------
 
 

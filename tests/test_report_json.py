@@ -1,4 +1,5 @@
 import dataclasses
+import errno
 import json as standard_json
 import os
 import subprocess
@@ -9,7 +10,7 @@ from report_samples import everything, hostile, layers, traced_report
 
 import jitscope.report
 from jitscope.report import json
-from jitscope.report.files import replace_file
+from jitscope.report.files import check_writable, replace_file
 from jitscope.reuse.reuse_report import ReuseReport
 
 
@@ -120,8 +121,38 @@ def test_loading_names_the_file(tmp_path):
     path.write_bytes(b"\xff\xfe broken")
     with pytest.raises(json.ReportFormatError, match=r"cannot read .*run\.json.*not JSON"):
         jitscope.report.load(path)
-    with pytest.raises(FileNotFoundError):
-        jitscope.report.load(tmp_path / "missing.json")
+
+
+def test_loading_what_is_not_there_says_how_to_make_one(tmp_path):
+    path = str(tmp_path / "missing.json")
+    with pytest.raises(FileNotFoundError, match=r"run --json FILE .*save\(train_step") as raised:
+        jitscope.report.load(path)
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOENT, path)
+    assert path in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["no/run.html", f"{'r' * 250}.html", "/proc/run.html"])
+def test_error_of_saving_names_the_path_that_was_given(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    for save in (jitscope.report.save, lambda report, path: check_writable(path)):
+        with pytest.raises(OSError) as raised:
+            save(everything(), name)
+        assert raised.value.filename == name
+        assert "unfinished" not in str(raised.value)
+    assert os.listdir(tmp_path) == []
+
+
+def test_checking_that_a_file_can_be_written_changes_nothing(tmp_path):
+    path = tmp_path / "run.json"
+    check_writable(path)
+    assert os.listdir(tmp_path) == []
+    path.write_text("old")
+    check_writable(path)
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["run.json"]
+    check_writable(os.devnull)
+    with pytest.raises(PermissionError):
+        check_writable(tmp_path)
 
 
 def test_file_that_cannot_be_written_leaves_the_old_one(tmp_path):

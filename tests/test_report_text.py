@@ -137,6 +137,23 @@ def test_calls_that_the_compiler_did_not_keep_are_told():
     assert "kept in the compiled program" not in text.render(of(body(n_realised=6)))
 
 
+def test_found_body_of_several_calls_of_a_function_says_what_it_holds():
+    def leaf(x):
+        for _ in range(3):
+            x = jnp.sin(x) * 2
+        return jnp.cos(x) + 1
+
+    @jitscope.outermost_jit
+    def step(xs):
+        return jax.tree.map(leaf, xs)
+
+    step.trace([[jnp.ones(3), jnp.ones(3), jnp.ones(4)]] * 8)
+    (several,) = [b for b in step.reuse().report().programs[0].bodies if b.n_equations == 24]
+    assert (several.name, several.n_uses) == ("leaf", 8)
+    assert several.n_of_its_name == 2
+    assert "; holds 2 calls of another leaf\n" in text.render(step.reuse().report(), width=200)
+
+
 def test_program_that_was_only_looked_at_is_promised_nothing():
     shown = text.render(of(body(), is_applied=False, notes=("explained, and left as it is",)))
     assert shown.startswith("model: 180 equations; 6 calls would become 1 shared body\n")

@@ -42,9 +42,7 @@ def test_record_is_frozen_printable_and_a_snapshot():
     with pytest.raises(dataclasses.FrozenInstanceError):
         before.n_calls = 3
     text = str(block.stats())
-    assert text.startswith(
-        "snapshot: 2 calls while something was traced, 1 trace, 1 reused, 1 signature\n"
-    )
+    assert text.startswith("snapshot: 2 calls while tracing, 1 trace, 1 reused, 1 signature\n")
     assert "2 calls, 1 trace: (x: f32[2,3])" in text and "x: " in text
 
 

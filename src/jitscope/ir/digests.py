@@ -139,7 +139,9 @@ class Digest:
         if not callable(value) and " at 0x" not in text and module.startswith(TRUSTED_REPR):
             self.add(f"{type(value).__qualname__} {text}")
         else:
-            self.add_local(value, f"{what} is a {type(value).__name__}, which has no stable value")
+            self.add_local(
+                value, f"{what} is of type {type(value).__name__}, which has no stable value"
+            )
 
     def add_array(self, value: Any, what: str) -> None:
         if isinstance(value, jax.Array) and not (

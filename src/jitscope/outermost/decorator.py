@@ -10,7 +10,7 @@ import jax
 
 from ..staged.jit import for_stages
 from ..structuring.policy import Policy, PolicyLike, check_policy
-from ..subroutine.functions import check_static_options, name_of
+from ..subroutine.functions import check_returns, check_static_options, name_of
 from .jit import OutermostJit
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -76,8 +76,8 @@ def outermost_jit(
       what repeats in its latest program.
 
     Raises:
-      TypeError: for a ``fun`` that is no function, an option that ``jax.jit`` lacks, or one of
-        ours that is no bool.
+      TypeError: for a ``fun`` that is no function or cannot be traced, an option that ``jax.jit``
+        lacks, or one of ours that is no bool.
 
     Examples:
       >>> import jax.numpy as jnp, jitscope
@@ -127,5 +127,6 @@ def _checked(fun: Any, options: dict[str, Any]) -> Callable[..., Any]:
             f"outermost_jit() got the class {fun.__qualname__}, and calls of it make objects. "
             "Decorate the method that computes, such as __call__, or pass an object of the class."
         )
+    check_returns("outermost_jit", fun)
     check_static_options("outermost_jit", name_of(fun), options)
     return fun

@@ -292,8 +292,9 @@ class _BoundOutermostJit:
                 kind = type(self.__self__).__name__
                 error.add_note(
                     f"jitscope: {self.__func__.__name__!r} is a method, and JAX cannot trace its "
-                    f"first argument, a {kind} object. Either {advice_on_objects(kind)}; or, if "
-                    "no attribute of the object ever changes, outermost_jit(static_argnums=0)."
+                    f"first argument, an object of class {kind}. Either "
+                    f"{advice_on_objects(kind)}; or, if no attribute of the object ever changes, "
+                    "outermost_jit(static_argnums=0)."
                 )
             raise
 
@@ -303,7 +304,8 @@ class _BoundOutermostJit:
         return f"{first.name}[0]" if first.kind is first.VAR_POSITIONAL else first.name
 
     def __repr__(self) -> str:
-        return f"<bound {repr(self.__func__)[1:-1]} of a {type(self.__self__).__name__} object>"
+        kind = type(self.__self__).__name__
+        return f"<bound {repr(self.__func__)[1:-1]} of an object of class {kind}>"
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.__func__, name)

@@ -57,9 +57,11 @@ class Difference:
 
     Attributes:
       changes: every count, changed or not.
+      predicted: what makes counts of the two no like and like, in words.
     """
 
     changes: tuple[Change, ...]
+    predicted: tuple[str, ...] = ()
 
     def exceeding(self, budgets: Mapping[str, float]) -> tuple[Change, ...]:
         """Counts that grew by more than their budget allows, in percent.
@@ -86,7 +88,26 @@ def difference(before: ReuseReport, after: ReuseReport) -> Difference:
         Change(name, TRACES, *(None if one is None else one.n_traces for one in (old, new)))
         for name, old, new in _matched(before.subroutines, after.subroutines)
     ]
-    return Difference(tuple(changes))
+    return Difference(tuple(changes), tuple(_predicted(before, after)))
+
+
+def _predicted(before: ReuseReport, after: ReuseReport) -> Iterator[str]:
+    """What to know of programs that one report only looked at and the other structured."""
+    pairs = [
+        (name, old, new)
+        for name, old, new in _matched(before.programs, after.programs)
+        if old and new and old.is_applied != new.is_applied
+    ]
+    for which, other, place in (("earlier", "later", 1), ("later", "earlier", 2)):
+        looked_at = [pair[place] for pair in pairs if not pair[place].is_applied]
+        if looked_at:
+            names = ", ".join(dict.fromkeys(program.name for program in looked_at))
+            yield (
+                f"{names}: only looked at in the {which} report, and structured in the {other}. "
+                f"What the {which} counts as compiled is a prediction, of "
+                f"{sum(p.n_compiled for p in looked_at):,} equations; jax.jit compiles all "
+                f"{sum(p.n_equations for p in looked_at):,}"
+            )
 
 
 def render(found: Difference, budgets: Mapping[str, float]) -> str:
@@ -108,8 +129,10 @@ def render(found: Difference, budgets: Mapping[str, float]) -> str:
             or abs(change.growth) >= _NOISE
         )
     ]
+    notes = [printable(note) for note in found.predicted]
     if not changed:
-        return "no count changed"
+        one = ", but one of the two is a prediction" if notes else ""
+        return "\n".join([f"no count changed{one}", *notes])
     rows = [
         (
             printable(change.of),
@@ -125,7 +148,7 @@ def render(found: Difference, budgets: Mapping[str, float]) -> str:
         f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}} -> {d:<{widths[3]}}  {e}"
         for a, b, c, d, e in rows
     )
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join([*(line.rstrip() for line in lines), *notes])
 
 
 _NOISE = 50

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import textwrap
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..reuse.reuse_report import ReuseReport
@@ -90,8 +91,15 @@ def load(path: str | os.PathLike[str]) -> ReuseReport:
       ReportFormatError: a ValueError; the file is no report that this version can read.
       OSError: there is no such file, or it cannot be read.
     """
-    with open(path, encoding="utf-8", errors="replace") as file:
-        content = file.read()
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            content = file.read()
+    except FileNotFoundError as error:
+        wanted = (
+            "no such report. `python -m jitscope run --json FILE script.py` writes one, and so "
+            "does jitscope.report.save(train_step.reuse(), FILE)"
+        )
+        raise FileNotFoundError(error.errno, wanted, os.fspath(path)) from None
     try:
         return json.loads(content)
     except json.ReportFormatError as error:
@@ -102,24 +110,66 @@ def replace_file(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Writes a file so that it holds the old content or the new, whatever happens.
 
     A device, pipe or socket is written to as it is; a link stays a link.
+
+    Raises:
+      OSError: naming the path as it was given.
     """
-    path = os.path.realpath(path)
     data = content.encode() if isinstance(content, str) else content
-    if os.path.exists(path) and not os.path.isfile(path):
-        with open(path, "wb") as file:
-            file.write(data)
-        return
+    with _errors_of(path):
+        real = os.path.realpath(path)
+        if not is_replaceable(real):
+            with open(real, "wb") as file:
+                file.write(data)
+            return
+        with _unfinished(real) as unfinished:
+            with open(unfinished, "wb") as file:
+                file.write(data)
+            os.replace(unfinished, real)
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Makes and removes the file that `replace_file` fills first, and touches no other.
+
+    Whether a directory takes files is known only by trying: not every one says so.
+
+    Raises:
+      OSError: `replace_file` would fail; naming the path as it was given.
+    """
+    with _errors_of(path):
+        real = os.path.realpath(path)
+        if is_replaceable(real):
+            with _unfinished(real) as unfinished, open(unfinished, "wb"):
+                pass
+        elif os.path.isdir(real) or not os.access(real, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), real)
+
+
+def is_replaceable(path: str) -> bool:
+    """Whether nothing, or a plain file, is there; not a device, pipe or socket."""
+    return os.path.isfile(path) or not os.path.exists(path)
+
+
+@contextlib.contextmanager
+def _unfinished(path: str) -> Iterator[str]:
+    """The path of the new file while it is written, removed if it is still there then."""
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
-        raise FileNotFoundError(errno.ENOENT, "there is no such directory", folder)
+        raise FileNotFoundError(errno.ENOENT, f"there is no directory {folder!r}", path)
     unfinished = f"{path}.{os.getpid()}.unfinished"
     try:
-        with open(unfinished, "wb") as file:
-            file.write(data)
-        os.replace(unfinished, path)
+        yield unfinished
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.remove(unfinished)
+
+
+@contextlib.contextmanager
+def _errors_of(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Errors of the system name this path, not one that the user never gave."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from None
 
 
 def _plain(report: ReuseReport) -> str:

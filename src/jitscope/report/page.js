@@ -228,7 +228,9 @@
     const realised = body.n_realised === null || !isShared(body) ? ""
       : ` In the compiled program ${count(body.n_realised, "call is", "calls are")} kept, which `
         + `spares ${count(Math.max(body.n_realised - 1, 0) * body.n_equations, "equation")}.`;
-    const parts = [make("p", {}, `${body.structure}: ${body.reason}.${realised}`),
+    const within = !body.n_of_its_name ? ""
+      : ` It holds ${count(body.n_of_its_name, "call")} of another ${body.name}.`;
+    const parts = [make("p", {}, `${body.structure}: ${body.reason}.${realised}${within}`),
       make("p", {class: "soft"}, `Operands ${size(body.operand_bytes)}, results `
         + `${size(body.result_bytes)} per call; ${count(body.n_heavy, "matrix product, loop or the like",
            "matrix products, loops and the like")}; `

@@ -118,6 +118,8 @@ def _row(program: ProgramReport, body: BodyReport, name: str) -> tuple[str, ...]
     why = body.reason
     if body.is_shared and body.n_realised not in (None, body.n_uses):
         why += f"; {body.n_realised:,} calls kept in the compiled program"
+    if body.n_of_its_name:
+        why += f"; holds {count(body.n_of_its_name, 'call')} of another {body.name}"
     return (
         printable(name),
         cut(printable(place(body.source)), 28),

@@ -232,7 +232,7 @@ _COMPILED_ROWS = (
 def _subroutine(subroutine: SubroutineReport, width: int) -> str:
     head = (
         f"{printable(subroutine.name)}: "
-        f"{count(subroutine.n_calls, 'call')} while something was traced, "
+        f"{count(subroutine.n_calls, 'call')} while tracing, "
         f"{count(subroutine.n_traces, 'trace')}, {subroutine.n_reused:,} reused"
     )
     lines = [head, *traced_in(subroutine.seconds.trace_s)]

@@ -87,6 +87,8 @@ class BodyReport:
       first_call: number of its first call among the calls of all bodies of its name.
       operands: types of its operands.
       why_retraced: of a shared subroutine that `is_retraced`, why.
+      n_of_its_name: calls within it of others of its name, where all of them were found: several
+        calls of a function together, or a function and a part of it that repeats.
       n_realised: calls of it that are calls in the compiled program, where that was looked at.
     """
 
@@ -113,6 +115,7 @@ class BodyReport:
     operands: tuple[str, ...] = ()
     why_retraced: str = ""
     n_realised: int | None = None
+    n_of_its_name: int = 0
 
     @property
     def is_shared(self) -> bool:

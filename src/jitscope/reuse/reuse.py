@@ -127,7 +127,15 @@ def _body_report(reuse: Reuse, body: Body) -> BodyReport:
         structure=str(decision.structure),
         reason=decision.reason,
         outlined=body.outlined,
+        n_of_its_name=_n_of_its_name(reuse.census, body),
     )
+
+
+def _n_of_its_name(census: Census, body: Body) -> int:
+    if not (body.outlined and body.calls):
+        return 0
+    alike = {b.fingerprint.digest for b in census.bodies if b.outlined and b.name == body.name}
+    return sum(n for digest, n in body.calls if digest in alike)
 
 
 def _with_evidence(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from .. import __version__
-from ..report.files import SUFFIXES, replace_file, save_as
+from ..report.files import SUFFIXES, check_writable, is_replaceable, replace_file, save_as
 from ..reuse.reuse_report import ReuseReport
 from ..settings import is_disabled, strict
 from .after_import import after_import
@@ -114,7 +114,8 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "-m", dest="module", action="store_true", help="the script is a module, as for python -m"
     )
     run.add_argument("script", help="Python file, or directory or zip file with a __main__.py")
-    run.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
+    args = run.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
+    args.required = False  # or they are asked for where the script is missing
     run.set_defaults(command=_run, fail=run.error)
 
 
@@ -128,16 +129,19 @@ def _report_path(text: str) -> str:
         raise argparse.ArgumentTypeError(
             f"{text!r} lies in {directory!r}, which is no directory. Make it first."
         )
-    if not os.access(directory if _is_replaceable(path) else path, os.W_OK):
+    try:
+        check_writable(path)
+    except OSError as error:
         raise argparse.ArgumentTypeError(
-            f"{text!r} cannot be written here. Choose a file in a directory that you may write."
-        )
+            f"{text!r} cannot be written here ({error.strerror}). Choose a file in a directory "
+            "that you may write."
+        ) from None
     return path
 
 
 def _report_path_with_suffix(text: str) -> str:
     path = _report_path(text)
-    if _is_replaceable(path) and not path.lower().endswith(SUFFIXES):
+    if is_replaceable(path) and not path.lower().endswith(SUFFIXES):
         raise argparse.ArgumentTypeError(
             f"{text!r} must end in one of {', '.join(SUFFIXES)}, which says what to write."
         )
@@ -272,8 +276,3 @@ def _say(text: str) -> None:
     # The script may have closed or exchanged stderr; its end is not to fail for a report.
     with contextlib.suppress(Exception):
         print(text, file=sys.stderr, flush=True)
-
-
-def _is_replaceable(path: str) -> bool:
-    """Whether nothing, or a plain file, is there; not a device, pipe or socket."""
-    return os.path.isfile(path) or not os.path.exists(path)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from ..report.titles import title
 from ..reuse.records import Register
 from ..reuse.reuse import Reuse
 from ..reuse.reuse_report import ProgramReport
 from ..reuse.seconds import Seconds
-from ..words import count
+from ..words import count, printable
 
 _SHOWN = 20
 """Programs shown one by one."""
+_NAMED = 4
+"""Bodies named in the estimate."""
 
 
 def summary(register: Register, *, observed: bool, disabled: bool = False) -> str:
@@ -93,13 +96,22 @@ def _seconds(register: Register) -> str:
 
 
 def _estimate(programs: list[Reuse]) -> list[str]:
-    n_equations = _n_equations(programs)
-    repeated = sum(map(_n_repeated, programs))
+    reports = [_plain(reuse) for reuse in programs]
+    keeping = [program for program in reports if program.shared and program.keeps_calls]
+    n_equations = sum(program.n_equations for program in reports)
+    n_compiled = n_equations - sum(program.n_saved for program in keeping)
+    compiled = f"XLA would compile {n_compiled:,} of {n_equations:,} equations"
+    if not keeping:
+        return [f"estimate: no calls would be kept; {compiled}"]
+    names = dict.fromkeys(title(body) for program in keeping for body in program.shared)
+    named = list(map(printable, names))
+    if len(named) > _NAMED:
+        named[_NAMED:] = [f"{len(named) - _NAMED} more"]
+    n_calls = sum(program.n_shared_calls for program in keeping)
     return [
-        f"estimate: {_percent(repeated, n_equations)} of the equations "
-        f"({repeated:,} of {n_equations:,}) are repeats that would not be compiled again.",
-        "It counts equations of the traced programs, all alike, and is no forecast of seconds: "
-        "those depend on the compiler. Run without --observe to measure them.",
+        f"estimate: {count(n_calls, 'call')} would be kept ({', '.join(named)}); {compiled}",
+        "It counts equations, all alike, and is no forecast of seconds: XLA may take as long all "
+        "the same. Run without --observe to measure.",
     ]
 
 
@@ -109,17 +121,5 @@ def _shared(reuse: Reuse) -> tuple[int, int]:
     return program.n_shared_calls, len(program.shared)
 
 
-def _n_repeated(reuse: Reuse) -> int:
-    """Equations that shared bodies spare the compiler."""
-    return _plain(reuse).n_saved
-
-
 def _plain(reuse: Reuse) -> ProgramReport:
     return reuse.report(details=False).programs[0]
-
-
-def _percent(part: int, whole: int) -> str:
-    """A share that reads 0 % or 100 % only where it is."""
-    if not part or part == whole:
-        return "100 %" if part else "0 %"
-    return f"{min(max(100 * part / whole, 0.1), 99.9):.1f} %"

@@ -144,16 +144,22 @@ class Policy:
                 kept.add(body.fingerprint.digest)
                 if self.rolled and decision.structure is Structure.SHARED:
                     decision = Decision(Structure.ROLLED, decision.reason, Structure.SHARED)
-            elif (
-                body.outlined
-                and decision.structure is Structure.NESTED
-                and (n_uses < _MIN_NESTED or _saved(body, n_uses) < self.min_saved_light)
-            ):
-                # Not worth a call of any kind; where it is, lowering once is saved time too.
-                decision = dataclasses.replace(decision, structure=Structure.INLINE)
+            elif body.outlined and decision.structure is Structure.NESTED:
+                decision = self._of_found(body, n_uses, decision)
             decisions[body.fingerprint.digest] = decision
         limits = LoopLimits(self.min_uses, self.min_saved_per_copy, self.max_stacked_bytes)
         return Plan(decisions, limits)
+
+    def _of_found(self, body: Body, n_uses: int, nested: Decision) -> Decision:
+        """Back in line where no call of any kind pays; else lowering once is saved time too."""
+        if n_uses < _MIN_NESTED:
+            least = f"{_MIN_NESTED} uses"
+        elif _saved(body, n_uses) < self.min_saved_light:
+            least = f"{self.min_saved_light} saved equations"
+        else:
+            return nested
+        reason = f"{nested.reason}; found, and nested calls pay from {least}"
+        return Decision(Structure.INLINE, reason)
 
     def _unfit(self, body: Body, n_uses: int) -> Decision | None:
         """The decision for a body that no amount of equations makes worth a kept call."""

@@ -104,7 +104,7 @@ class SubroutineStats:
 
     def __str__(self) -> str:
         head = (
-            f"{self.name}: {count(self.n_calls, 'call')} while something was traced, "
+            f"{self.name}: {count(self.n_calls, 'call')} while tracing, "
             f"{count(self.n_traces, 'trace')}, {self.n_reused:,} reused, "
             f"{count(len(self.signatures), 'signature')}"
         )

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, overload
 from ..structuring.plan import Structure
 from .functions import check_static_options, check_traceable, name_of
 from .shared import SharedSubroutine
+from .static import shown
 
 _OUTERMOST_OPTIONS = (
     "in_shardings",
@@ -102,7 +103,7 @@ def shared_subroutine(
     Raises:
       TypeError: `fun` cannot be traced, an option belongs elsewhere, or, in a call, a static
         leaf is not hashable.
-      ValueError: there is no such structure or argument.
+      ValueError: there is no such structure or argument, or the name is empty.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -120,7 +121,7 @@ def shared_subroutine(
     """
     _check_options(unsupported)
     options: dict[str, Any] = dict(
-        name=name,
+        name=_checked_name(name),
         static_argnums=static_argnums,
         static_argnames=static_argnames,
         structure=_checked_structure(structure),
@@ -149,6 +150,17 @@ def _check_options(options: dict[str, Any]) -> None:
             f"shared_subroutine() got an unexpected option {option!r}; it takes name, "
             f"static_argnums, static_argnames and structure.{hint}"
         )
+
+
+def _checked_name(name: str | None) -> str | None:
+    if name is None or (name and isinstance(name, str)):
+        return name
+    error = ValueError if isinstance(name, str) else TypeError
+    raise error(
+        "shared_subroutine(name=...) takes a text for reports and profiles to show, such as "
+        f"'layer', got {shown(name)} of type {type(name).__name__}. Leave it out to take the "
+        "function's own name."
+    )
 
 
 def _checked_structure(structure: Structure | str | None) -> str | None:

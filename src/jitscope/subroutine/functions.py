@@ -33,15 +33,30 @@ def check_traceable(fun: Any) -> None:
             f"shared_subroutine() got the class {fun.__qualname__}, and calls of it make objects. "
             "Decorate the method that computes, such as __call__, or pass an object of the class."
         )
-    inner = source_function(fun)
+    check_returns("shared_subroutine", fun)
+
+
+def check_returns(decorator: str, fun: Any) -> None:
+    """Refuses async functions and generators, which return before they compute.
+
+    What wraps one may well run it, so that it is the wrapper that counts.
+
+    Raises:
+      TypeError: with the cure.
+    """
+    called = fun
+    while isinstance(called, functools.partial):
+        called = called.func
+    if not isinstance(called, (types.FunctionType, types.MethodType)):
+        called = type(called).__call__
     for is_such, kind in (
         (inspect.iscoroutinefunction, "an async function"),
         (inspect.isasyncgenfunction, "an async generator"),
         (inspect.isgeneratorfunction, "a generator"),
     ):
-        if is_such(inner):
+        if is_such(called):
             raise TypeError(
-                f"shared_subroutine() got {kind}, {name_of(fun)!r}, which JAX cannot "
+                f"{decorator}() got {kind}, {name_of(fun)!r}, which JAX cannot "
                 "trace. Make it a function that returns its results, and decorate "
                 "the part that computes with arrays."
             )

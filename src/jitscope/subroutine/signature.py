@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..words import count
 from .keys import Keys
 from .static import Static, array_types, is_leaf, is_traceable
 
@@ -68,10 +69,11 @@ class Binder:
             elif place >= 0 and (self._varargs or self._signature is None):
                 self._static_nums.add(place)
             else:
+                takes = count(len(self._positional), "positional argument")
                 raise ValueError(
                     f"shared_subroutine(static_argnums=...) of {self._name!r}: there is no "
-                    f"argument number {num}; the function takes {len(self._positional)} "
-                    f"positional arguments ({', '.join(self._positional)})."
+                    f"argument number {num}; the function takes {takes}: "
+                    f"{', '.join(self._positional) or 'none'}."
                 )
         unknown = self._static_names - names
         if unknown and not self._varkw and self._signature is not None:
