@@ -122,7 +122,6 @@ EAGER_LIMITS = {
     "min_saved": 1,
     "min_saved_growing": 1,
     "min_uses_steady": 2,
-    "steady": True,
     "max_side_by_side": 1_000_000,
 }
 """Limits of a `Policy` with which whatever repeats is worth it."""

@@ -242,7 +242,6 @@ def test_rolled_gradient_of_a_sharded_program_is_that_of_plain_jit(name, has_loo
             min_equations_per_product=1,
             min_saved=1,
             min_uses_steady=2,
-            steady=True,
             min_saved_growing=1,
             min_saved_per_copy=1,
         )

@@ -98,18 +98,17 @@ def test_body_stays_nested_when(fields, reason):
     assert reason in decision.reason
 
 
-def test_calls_of_which_no_chain_grows_are_not_kept_unless_asked_for():
+def test_calls_of_which_no_chain_grows_are_kept_where_little_crosses_them():
     for outlined, left in ((True, Structure.INLINE), (False, Structure.NESTED)):
-        steady = body(grows=False, outlined=outlined)
-        (decision,) = decide(steady)
-        assert decision.structure is left and "Policy(steady=True)" in decision.reason
-        assert [d.structure for d in decide(steady, policy=Policy(steady=True))] == [
-            Structure.SHARED
-        ]
+        (decision,) = decide(body(grows=False, outlined=outlined, n_boundary=51))
+        assert decision.structure is left
+        assert "layer by layer, and 51 values cross each call" in decision.reason
+        (decision,) = decide(body(grows=False, outlined=outlined, n_boundary=50))
+        assert decision.structure is Structure.SHARED
 
 
 def test_loops_are_made_of_calls_of_which_no_chain_grows():
-    (decision,) = decide(body(grows=False), policy=Policy(rolled=True))
+    (decision,) = decide(body(grows=False, n_boundary=51), policy=Policy(rolled=True))
     assert decision.structure is Structure.ROLLED
 
 
@@ -268,7 +267,6 @@ def test_thresholds_can_be_set():
         min_equations_per_product=1,
         min_saved=1,
         min_uses_steady=2,
-        steady=True,
     )
     assert structure(small, policy=all_of_them) == [Structure.SHARED]
 

@@ -322,7 +322,6 @@ def test_calls_within_a_subroutine_that_is_called_twice_are_stages():
             min_equations_per_product=1,
             min_saved=1,
             min_uses_steady=2,
-            steady=True,
             min_saved_growing=1,
         ),
     )

@@ -44,7 +44,6 @@ STAGE_POLICY = Policy(
     min_saved=1,
     min_saved_growing=1,
     min_uses_steady=4,
-    steady=True,
     max_side_by_side=1_000_000,
 )
 """A stage costs the host some microseconds and saves the same time on every platform, so that

@@ -289,6 +289,7 @@ class _Counter:
             outlined=is_outlined(name),
             calls=self.calls(self._callees[digest]),
             n_boundary=len(open_.constvars) + len(open_.invars) + len(open_.outvars),
+            grows=None,
             **counts,
         )
         if not body.is_chained and body.n_heavy:

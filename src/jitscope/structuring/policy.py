@@ -66,18 +66,17 @@ class Policy:
       min_saved_light: equations to be saved by a body without matrix product, convolution,
         loop or library call. XLA:CPU, element-wise chains of 12, 48, 96 equations: cold
         0.73x, 0.78x, 1.4x with 4 uses and 1.5x, 3.2x, 5.4x with 16.
-      min_equations_per_value: equations of such a body for each operand and result. What crosses
+      min_equations_per_value: equations of such a body for each operand and result, and of any body
+        where it is known that no chain of calls would be fused into growing kernels. What crosses
         a kept call is not fused: with 2 equations for each, element-wise chains run up to 4 times
-        as long, and the adjoint of an ODE step (112 equations, 65 values) 1.09 times; with 6 they
-        run no longer.
+        as long, the adjoint of an ODE step (112 equations, 65 values) 1.09 times, and train steps
+        of Flax Linen and of a message-passing network 1.05 to 1.1 times; with 6 they run no longer.
       min_saved: equations to be saved by all other bodies of the program together. XLA:CPU
         compiles like kernels once anyway: transformer blocks, forward only, start 0.88x, 0.96x,
         1.2x as fast with 8, 16, 24 layers (672, 1440, 2208 equations).
       min_uses_steady: fewest uses for which calls of these bodies are kept. Train steps of Flax
         Linen (249 equations a layer) compile 0.8x, 0.9x, 1.1x as fast with 4, 8, 12 layers.
-      steady: whether they are kept, too, where it is known that no chain of calls would be fused
-        into growing kernels. Train steps of Flax Linen and of a message-passing network with 12 to
-        24 layers then start 1.0x to 1.25x as fast, and run 1.05 to 1.1 times as long.
+        With ``min_uses`` or less no difference is made between these and growing ones.
       min_saved_growing: ``min_saved`` where a chain of calls would be fused into ever larger
         kernels (`Body.grows`), and ``min_uses`` are enough: small residual layers start 1.8x,
         2.1x, 4.6x as fast with 438, 612, 960 equations.
@@ -99,7 +98,6 @@ class Policy:
     min_equations_per_value: int = 4
     min_saved: int = 1100
     min_uses_steady: int = 12
-    steady: bool = False
     min_saved_growing: int = 400
     max_side_by_side: int = 1
     rolled: bool = False
@@ -212,7 +210,7 @@ class Policy:
         steady = not growing and all(body.grows is False for body in bodies)
         enough = self.min_uses if growing or self.rolled else self.min_uses_steady
         return _Heavy(
-            keeps=self.steady or self.rolled or not steady,
+            steady=steady and not self.rolled and self.min_uses < self.min_uses_steady,
             saved=sum(_saved(body, body.n_uses) for body in bodies if body.n_uses >= enough),
             needed=self.min_saved_growing if growing else self.min_saved,
             enough=enough,
@@ -229,19 +227,16 @@ class Policy:
             # Kept, AdamW over 400 leaves of 64 elements compiles 1.3x faster, runs 1.06x as long.
             return Decision(Structure.NESTED, "element-wise, and its calls do not feed each other")
         needed_equations = self.min_equations_per_value * body.n_boundary
-        if not body.n_heavy and body.n_equations < needed_equations:
-            return Decision(
-                Structure.NESTED,
-                f"element-wise, and {body.n_boundary} values cross each call: such calls pay from "
-                f"{needed_equations} equations",
-            )
-        if body.n_heavy and not heavy.keeps:
-            # Nested, they are inlined in another order than that of the tracer, which can run
+        is_fused = not body.n_heavy or heavy.steady
+        if is_fused and body.n_equations < needed_equations:
+            # Nested, layers are inlined in another order than that of the tracer, and may run
             # 1.05 times as long (message passing). Who marked them wants them traced once.
+            structure = Structure.INLINE if body.n_heavy and body.outlined else Structure.NESTED
+            what = "XLA fuses its calls layer by layer" if body.n_heavy else "element-wise"
             return Decision(
-                Structure.INLINE if body.outlined else Structure.NESTED,
-                "XLA fuses its calls layer by layer: kept, they would run longer "
-                "(Policy(steady=True) keeps them)",
+                structure,
+                f"{what}, and {body.n_boundary} values cross each call: such calls pay from "
+                f"{needed_equations} equations",
             )
         if body.n_heavy and n_uses < heavy.enough:
             return Decision(
@@ -299,13 +294,13 @@ class _Heavy(NamedTuple):
     """What all bodies with heavy equations save together, and from where that pays.
 
     Attributes:
-      keeps: whether any of their calls are kept.
+      steady: whether none of their chains would be fused into growing kernels.
       saved: equations.
       needed: equations.
       enough: uses of each.
     """
 
-    keeps: bool
+    steady: bool
     saved: int
     needed: int
     enough: int
