@@ -59,13 +59,11 @@ FRAMEWORK_PROGRAMS = {
         FrameworkProgram(
             "flax_linen",
             {"Block": 12, "Block_gradient": 12} | _ADAMW,
-            kept=frozenset({"Block", "Block_gradient"}),
             settings=_DEEP,
         ),
         FrameworkProgram(
             "flax_nnx",
             {"Block": 12, "Block_gradient": 12} | _ADAMW,
-            kept=frozenset({"Block", "Block_gradient"}),
             settings=_DEEP,
         ),
         FrameworkProgram("equinox_mlp", {"MLP": 8, "MLP_gradient": 8}),

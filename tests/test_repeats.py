@@ -78,10 +78,10 @@ def test_what_is_refused_stays_free(tokens):
 
 
 def test_what_saves_too_little_is_left():
-    tokens = [0, 1, 2, 7, 0, 1, 2, 8, *[3, 4, 5, 6, 9] * 4]  # saves (2 - 1) * 3 - 2, and much more
-    assert len(found(tokens, min_gain=0.5)) == 2
-    assert [length for length, _ in found(tokens, min_gain=1)] == [5]
-    assert not found(tokens, min_gain=20)
+    tokens = [0, 1, 2, 7, 0, 1, 2, 8, *[3, 4, 5, 6, 9] * 4]  # saves (2 - 1) * 3, and much more
+    assert len(found(tokens, min_gain=2)) == 2
+    assert [length for length, _ in found(tokens, min_gain=3)] == [5]
+    assert not found(tokens, min_gain=28)
 
 
 # --- planted repeats ----------------------------------------------------------------------------

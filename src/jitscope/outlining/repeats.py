@@ -47,7 +47,7 @@ class Preferences:
 
     Attributes:
       min_length: of the shortest repeat.
-      min_gain: what a repeat saves at least, in integers, to be looked at.
+      min_gain: in integers; repeats that save no more, whatever a use costs, are not looked at.
       worth: start, length and number of uses of a repeat to the share of what it saves that
         counts, at most 1.
       cut_cost: period to the cost of cutting before each position of the sequence.
@@ -174,7 +174,7 @@ class _Search:
                 taken += self._take(group, repeat)
                 continue
             gain, repeat = self._evaluated(group)
-            if repeat is not None and gain > least:
+            if repeat is not None and gain > 0:
                 heapq.heappush(heap, (-gain, number, self._epoch, group, repeat))
         return taken
 
