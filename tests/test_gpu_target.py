@@ -21,11 +21,7 @@ def test_memory_of_stages_counts_what_lives_between_them():
 
     body = jitscope.shared_subroutine(lambda x: jnp.tanh(x @ x))
     policy = jitscope.Policy(
-        min_uses=2,
-        min_equations=1,
-        min_equations_per_product=1,
-        min_saved=1,
-        min_uses_steady=2,
+        min_uses=2, min_equations=1, min_equations_per_product=1, min_saved=1, min_uses_steady=2
     )
     x = jnp.ones((64, 64))
     staged = gpu_target.compile_abstract(
@@ -128,10 +124,7 @@ def test_explain_for_a_target_compiles_stages_where_these_were_asked_for(cpu_as_
         return x
 
     policy = jitscope.Policy(
-        min_equations=1,
-        min_equations_per_product=1,
-        min_saved=1,
-        min_uses_steady=4,
+        min_equations=1, min_equations_per_product=1, min_saved=1, min_uses_steady=4
     )
     function = jitscope.outermost_jit(fun, staged=True, policy=policy)
     report = jitscope.explain(function, X, target="h200")

@@ -428,11 +428,7 @@ def test_widened_body_called_within_a_kept_body_first():
 
     x = jnp.linspace(-1, 1, 25).reshape(5, 5)
     share_all = Policy(
-        min_uses=2,
-        min_equations=1,
-        min_saved_light=1,
-        min_saved=1,
-        min_uses_steady=2,
+        min_uses=2, min_equations=1, min_saved_light=1, min_saved=1, min_uses_steady=2
     )
     found = outermost_jit(model, policy=share_all, outline=False)(x)
     np.testing.assert_allclose(found, jax.jit(model)(x), rtol=1e-5)

@@ -75,6 +75,21 @@ def capture(
     return Program(_jax.function_name(fun), traced.jaxpr, traced.out_tree, traced.boundary)
 
 
+def live_equations(eqns: Sequence[Any], outvars: Sequence[Any]) -> list[Any]:
+    """The equations whose results or effects somebody waits for.
+
+    Args:
+      eqns: in the order in which they run.
+      outvars: what is needed behind them.
+    """
+    needed, live = set(_jax.variables(outvars)), []
+    for eqn in reversed(eqns):
+        if eqn.effects or not needed.isdisjoint(eqn.outvars):
+            live.append(eqn)
+            needed.update(_jax.variables(eqn.invars))
+    return live[::-1]
+
+
 def count_equations(jaxpr: _jax.AnyJaxpr, memo: dict[int, int]) -> int:
     """Equations of a jaxpr with everything nested in it spelled out."""
     found = memo.get(id(jaxpr))

@@ -26,9 +26,7 @@ from .reading import n_recurring, n_repeated, reading_order
 from .repeats import Preferences, Repeat, take_repeats
 
 MIN_EQUATIONS = 6  # of a run; below, a call saves nothing
-_NOISE = (
-    1 / 500
-)  # of a line's equations: a repeat that saves no more may be chance, and is not worth a call
+_NOISE = 1 / 500  # of a line's equations; a repeat that saves no more may be chance
 _LEFT = 8  # a line is searched again if one of so many equations is left and recurs
 
 

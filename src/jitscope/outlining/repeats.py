@@ -159,12 +159,11 @@ class _Search:
         self._epoch = 0
 
     def run(self) -> list[Repeat]:
-        least = self._preferences.min_gain
         groups = _groups(self._index, self._preferences.min_length)
         heap: list[tuple] = [
             (-bound, i, -1, group, None)
             for i, group in enumerate(groups)
-            if (bound := group.bound(self._index.n)) > least
+            if (bound := group.bound(self._index.n)) > self._preferences.min_gain
         ]
         heapq.heapify(heap)
         taken: list[Repeat] = []

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .. import _jax
+from ..ir.program import live_equations
 from .schedule import Step
 
 
@@ -193,7 +194,7 @@ class Draft:
             ]
             found |= len(kept) < len(code.outvars)
             _keep(kept, code.outvars, *(run.results for run in runs))
-            code.eqns = _needed(code)
+            code.eqns = live_equations(code.eqns, code.outvars)
             used = {*_jax.variables(code.outvars)}
             used.update(a for eqn in code.eqns for a in _jax.variables(eqn.invars))
             kept = [at for at, var in enumerate(code.invars) if var in used]
@@ -205,13 +206,3 @@ class Draft:
 def _keep(positions: Sequence[int], *lists: list[Any]) -> None:
     for one in lists:
         one[:] = [one[at] for at in positions]
-
-
-def _needed(code: Code) -> list[Any]:
-    """The equations whose results or effects somebody waits for."""
-    needed, found = set(_jax.variables(code.outvars)), []
-    for eqn in reversed(code.eqns):
-        if eqn.effects or not needed.isdisjoint(eqn.outvars):
-            found.append(eqn)
-            needed.update(_jax.variables(eqn.invars))
-    return found[::-1]

@@ -7,11 +7,11 @@ from typing import Any
 
 from .. import _jax
 from ..ir.fingerprint import fingerprint
-from ..ir.program import Program
+from ..ir.program import Program, live_equations
 from ..structuring.plan import Decision, Plan, Structure
 from ..structuring.shared_call import shared_call_p
 from ..structuring.variants import Variants
-from .stages import can_cross, kept_bodies, live_equations
+from .stages import can_cross, kept_bodies
 
 
 def obstacle(program: Program) -> str:
@@ -29,7 +29,8 @@ def obstacle(program: Program) -> str:
                 return f"a value of type {atom.aval} cannot pass between executables"
     if program.boundary is not None and program.boundary.has_layouts:
         return "its options ask for layouts"
-    if not kept_bodies(live_equations(jaxpr)):
+    open_ = _jax.opened(jaxpr)
+    if not kept_bodies(live_equations(open_.eqns, open_.outvars)):
         return "no body that repeats is called from the outermost level"
     return ""
 
@@ -74,7 +75,8 @@ def with_calls_outermost(plan: Plan, program: Program, variants: Variants) -> Pl
 
 def with_stages(plan: Plan, program: Program) -> Plan:
     """The plan of a restructured program that runs in stages."""
-    live = live_equations(program.jaxpr)
+    open_ = _jax.opened(program.jaxpr)
+    live = live_equations(open_.eqns, open_.outvars)
     kept = kept_bodies(live)
     units = {
         eqn.params["unit"].rpartition("_")[2]

@@ -24,7 +24,7 @@ import numpy as np
 
 from .. import _jax
 from ..ir.fingerprint import fingerprint
-from ..ir.program import Program
+from ..ir.program import Program, live_equations
 from ..structuring.shared_call import shared_call_p
 from .recompute import with_recomputation
 from .schedule import (
@@ -94,18 +94,6 @@ def cut_into_stages(program: Program) -> Stages:
     return _Cutter(program).stages()
 
 
-def live_equations(jaxpr: _jax.AnyJaxpr) -> list[Any]:
-    """The equations whose results or effects somebody waits for."""
-    open_ = _jax.opened(jaxpr)
-    needed = {atom for atom in open_.outvars if not isinstance(atom, _jax.Literal)}
-    live = []
-    for eqn in reversed(open_.eqns):
-        if eqn.effects or not needed.isdisjoint(eqn.outvars):
-            live.append(eqn)
-            needed.update(a for a in eqn.invars if not isinstance(a, _jax.Literal))
-    return live[::-1]
-
-
 def kept_bodies(eqns: Sequence[Any]) -> set[int]:
     """Ids of the jaxprs whose calls become steps."""
     n_calls = collections.Counter(
@@ -128,7 +116,7 @@ class _Cutter:
     def __init__(self, program: Program) -> None:
         self._open = _jax.opened(program.jaxpr)
         self._name = program.name
-        self._eqns = live_equations(program.jaxpr)
+        self._eqns = live_equations(self._open.eqns, self._open.outvars)
         self._kept = kept_bodies(self._eqns)
         self._constants = list(_jax.consts(program.jaxpr))
         self._literals = self._literals_passed()

@@ -292,24 +292,33 @@ class _Counter:
             grows=None,
             **counts,
         )
-        if not body.is_chained and body.n_heavy:
+        if body.n_heavy and not body.is_chained:
             row = self._n_successive(digest, callers)
             body = dataclasses.replace(body, n_successive=row)
-        if n_equations > _MOST_SPELLED_OUT:
-            return body
-        if links:
-            return dataclasses.replace(body, grows=grows(site.jaxpr, links))
-        if body.n_heavy and body.is_in_a_row:
-            return dataclasses.replace(body, grows=self._grows_in_a_row(digest, callers))
-        return body
+        return dataclasses.replace(body, grows=self._grows(body, links, callers))
 
-    def _grows_in_a_row(self, digest: str, callers: Iterable[_Caller]) -> bool | None:
-        for caller in callers:
-            calls = [e for e in _jax.equations(caller.jaxpr) if self._is_call(e, digest)]
-            for one, other in itertools.pairwise(calls):
-                if period := between(caller.jaxpr, one, other):
-                    return grows(*period)
+    def _grows(
+        self, body: Body, links: Set[tuple[int, int]], callers: Iterable[_Caller]
+    ) -> bool | None:
+        digest = body.fingerprint.digest
+        if body.n_equations > _MOST_SPELLED_OUT:
+            return None
+        if links:
+            return grows(self._first[digest].jaxpr, links)
+        if body.n_heavy and body.is_in_a_row:
+            for caller in callers:
+                for stretch in self._from_call_to_call(digest, caller):
+                    if period := between(stretch):
+                        return grows(*period)
         return None
+
+    def _from_call_to_call(self, digest: str, caller: _Caller) -> Iterator[Sequence[Any]]:
+        """Equations of a caller from each call of a body to the next one, both included."""
+        if caller.n_calls > 1:
+            eqns = _jax.equations(caller.jaxpr)
+            calls = [i for i, eqn in enumerate(eqns) if self._is_call(eqn, digest)]
+            for first, last in itertools.pairwise(calls):
+                yield eqns[first : last + 1]
 
     def _n_successive(self, digest: str, callers: Iterable[_Caller]) -> int:
         return sum(

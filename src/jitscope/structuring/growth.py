@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .. import _jax
+from ..ir.program import live_equations
 
 _MOST_BETWEEN = 32  # equations; what is more than glue has kernels of its own
 
@@ -36,46 +37,38 @@ def grows(body: _jax.AnyJaxpr, links: Iterable[tuple[int, int]]) -> bool:
     return any(flow.grows(results, operand) for operand, results in fed.items())
 
 
-def between(
-    caller: _jax.AnyJaxpr, one: Any, other: Any
-) -> tuple[_jax.AnyJaxpr, list[tuple[int, int]]] | None:
+def between(eqns: Sequence[Any]) -> tuple[_jax.AnyJaxpr, list[tuple[int, int]]] | None:
     """A call and what lies between it and the next one, as the body of a chain.
 
     Args:
-      caller: jaxpr with both calls.
-      one: call equation.
-      other: a later call of the same body.
+      eqns: of one caller, from a call to the next one of the same body.
 
     Returns:
       A body and the links of its chain, for `grows`; None where the calls do not wait for each
       other or much lies between them.
     """
-    eqns = _jax.equations(caller)
-    first, last = (next(i for i, eqn in enumerate(eqns) if eqn is call) for call in (one, other))
+    one, *others, other = eqns
     made = set(one.outvars)
     glue: list[Any] = []
-    for eqn in eqns[first + 1 : last]:
+    for eqn in others:
         if not made.isdisjoint(_jax.variables(eqn.invars)):
             glue.append(eqn)
             made.update(eqn.outvars)
     wanted = [(i, x) for i, x in enumerate(other.invars) if isinstance(x, _jax.Var) and x in made]
-    needed = {x for _, x in wanted}
-    body: list[Any] = []
-    for eqn in reversed(glue):
-        if not needed.isdisjoint(eqn.outvars):
-            body.insert(0, eqn)
-            needed.update(_jax.variables(eqn.invars))
-    if not wanted or len(body) > _MOST_BETWEEN:
+    outvars = [x for _, x in wanted]
+    glue = live_equations(glue, outvars)
+    if not wanted or len(glue) > _MOST_BETWEEN:
         return None
-    inside = {var for eqn in body for var in eqn.outvars}.union(one.outvars)
-    read = _jax.variables(x for eqn in (one, *body) for x in eqn.invars)
+    body = [one, *glue]
+    inside = {var for eqn in body for var in eqn.outvars}
+    read = _jax.variables(x for eqn in body for x in eqn.invars)
     invars = list(dict.fromkeys(x for x in read if x not in inside))
     links = [
         (k, invars.index(one.invars[i]))
         for k, (i, _) in enumerate(wanted)
         if isinstance(one.invars[i], _jax.Var)
     ]
-    return _jax.new_jaxpr(invars, [x for _, x in wanted], [one, *body], "period"), links
+    return _jax.new_jaxpr(invars, outvars, body, "period"), links
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
