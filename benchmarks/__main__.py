@@ -24,10 +24,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import environment, gpu_target
-from benchmarks.compare import IncomparableError, mismatches, require_comparable
+from benchmarks.compare import mismatches
 from benchmarks.contenders import CONTENDERS, Contender
 from benchmarks.programs import PROGRAMS
-from benchmarks.record import EntryKey, Record, entry_key, read
+from benchmarks.record import (
+    EntryKey,
+    IncomparableError,
+    Record,
+    entry_key,
+    read,
+    require_comparable,
+)
 from benchmarks.suites import SUITES, Entry
 
 TaskKey = tuple[EntryKey, str, int]

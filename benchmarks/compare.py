@@ -13,49 +13,15 @@ import argparse
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks import goals, plots, regret
 from benchmarks.contenders import BASELINE, CONTENDERS
 from benchmarks.programs import PROGRAMS, agrees
 from benchmarks.ratios import CPU, WALL, Clock, Measure, grouped, ratios
-from benchmarks.record import Record, read
+from benchmarks.record import IncomparableError, Record, read, require_comparable
 from benchmarks.suites import label
-
-
-class IncomparableError(ValueError):
-    """Records of different machines were to be compared."""
-
-
-def require_comparable(records: Sequence[Record], machine: Mapping[str, Any] | None = None) -> None:
-    """Raises unless all records were made on one machine.
-
-    Args:
-        records: What is to be compared.
-        machine: The machine that they must be of; by default, that of the first record.
-
-    Raises:
-        IncomparableError: If they were not; the message says in what the machines differ.
-    """
-    if machine is None:
-        machine = records[0].machine if records else {}
-    for record in records:
-        differing = sorted(
-            name
-            for name in machine.keys() | record.machine.keys()
-            if machine.get(name) != record.machine.get(name)
-        )
-        if differing:
-            found = ", ".join(
-                f"{name} {machine.get(name)!r} and {record.machine.get(name)!r}"
-                for name in differing
-            )
-            raise IncomparableError(
-                f"measurements of different machines cannot be compared: found {found}. "
-                "Measure every contender on one machine, each machine into a file of its own."
-            )
 
 
 def mismatches(records: Iterable[Record]) -> list[str]:

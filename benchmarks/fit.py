@@ -21,10 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.compare import IncomparableError, require_comparable
 from benchmarks.contenders import BASELINE
 from benchmarks.ratios import CPU, WALL, Clock, grouped, typical
-from benchmarks.record import Record, read
+from benchmarks.record import IncomparableError, Record, read, require_comparable
 from benchmarks.regret import CHOSEN
 from benchmarks.suites import label
 

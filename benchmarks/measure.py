@@ -36,7 +36,7 @@ def _timed(function: Callable[[], Any]) -> tuple[Any, float]:
     return result, time.perf_counter() - start
 
 
-class _Sample(NamedTuple):
+class Sample(NamedTuple):
     """A few calls one after another: seconds a call, seconds until it returned, CPU seconds."""
 
     run_s: float
@@ -44,21 +44,21 @@ class _Sample(NamedTuple):
     cpu_s: float
 
 
-def _samples(fun: Fun, args: Sequence[Any], repeats: int) -> tuple[int, list[_Sample]]:
-    """Returns calls per sample, and the samples."""
+def sample(fun: Fun, args: Sequence[Any], n_calls: int) -> Sample:
+    """Calls a compiled function, each time until its result is ready."""
+    dispatch_s, cpu_start, start = 0.0, time.process_time(), time.perf_counter()
+    for _ in range(n_calls):
+        call_start = time.perf_counter()
+        result = fun(*args)
+        dispatch_s += time.perf_counter() - call_start
+        jax.block_until_ready(result)
+    run_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu_start
+    return Sample(run_s / n_calls, dispatch_s / n_calls, cpu_s / n_calls)
 
-    def sample(n_calls: int) -> _Sample:
-        dispatch_s, cpu_start, start = 0.0, time.process_time(), time.perf_counter()
-        for _ in range(n_calls):
-            call_start = time.perf_counter()
-            result = fun(*args)
-            dispatch_s += time.perf_counter() - call_start
-            jax.block_until_ready(result)
-        run_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu_start
-        return _Sample(run_s / n_calls, dispatch_s / n_calls, cpu_s / n_calls)
 
-    n_calls = max(1, int(_MIN_SAMPLE_S / sample(1).run_s))
-    return n_calls, [sample(n_calls) for _ in range(repeats)]
+def calls_per_sample(fun: Fun, args: Sequence[Any]) -> int:
+    """How many calls a sample needs in order to last long enough."""
+    return max(1, int(_MIN_SAMPLE_S / sample(fun, args, 1).run_s))
 
 
 def _structure(fun: Any) -> dict[str, int]:
@@ -107,7 +107,8 @@ def measure(
     result, first_call_s = _timed(lambda: jax.block_until_ready(case.fun(*case.args)))
     text = compiled.as_text()
     kernels = {} if jax.default_backend() == "cpu" else dataclasses.asdict(look_into(text))
-    n_calls, samples = _samples(case.fun, case.args, run_repeats)
+    n_calls = calls_per_sample(case.fun, case.args)
+    samples = [sample(case.fun, case.args, n_calls) for _ in range(run_repeats)]
     return Record(
         program=program.name,
         contender=contender.name,

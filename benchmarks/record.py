@@ -5,12 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 EntryKey = tuple[str, tuple[tuple[str, int], ...]]
+
+
+class Measured(Protocol):
+    """Whatever says which machine it was measured on."""
+
+    @property
+    def machine(self) -> Mapping[str, Any]:
+        """What must be equal for two of them to be compared."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -102,6 +111,41 @@ class Record:
         fields = json.loads(line)
         fields.pop("cold_s")
         return cls(**fields)
+
+
+class IncomparableError(ValueError):
+    """Records of different machines were to be compared."""
+
+
+def require_comparable(
+    records: Sequence[Measured], machine: Mapping[str, Any] | None = None
+) -> None:
+    """Raises unless all records were made on one machine.
+
+    Args:
+        records: What is to be compared.
+        machine: The machine that they must be of; by default, that of the first record.
+
+    Raises:
+        IncomparableError: If they were not; the message says in what the machines differ.
+    """
+    if machine is None:
+        machine = records[0].machine if records else {}
+    for record in records:
+        differing = sorted(
+            name
+            for name in machine.keys() | record.machine.keys()
+            if machine.get(name) != record.machine.get(name)
+        )
+        if differing:
+            found = ", ".join(
+                f"{name} {machine.get(name)!r} and {record.machine.get(name)!r}"
+                for name in differing
+            )
+            raise IncomparableError(
+                f"measurements of different machines cannot be compared: found {found}. "
+                "Measure every contender on one machine, each machine into a file of its own."
+            )
 
 
 def entry_key(program: str, settings: Mapping[str, int]) -> EntryKey:

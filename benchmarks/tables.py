@@ -18,9 +18,10 @@ from typing import Any
 
 from benchmarks import environment, fit, goals, regret
 from benchmarks.contenders import BASELINE
-from benchmarks.ratios import WALL
+from benchmarks.ratios import CPU, WALL, Clock
 from benchmarks.record import Record
 from benchmarks.suites import label
+from benchmarks.turns import Turns, by_label
 from jitscope.words import size
 
 PAGES = sorted((environment.ROOT / "docs").glob("*.md"))
@@ -134,12 +135,11 @@ def suite(lines: Sequence[Line]) -> str:
 
 
 def speed_ups(lines: Sequence[Line]) -> str:
-    """Cold start against `jax.jit` by program and contender, and run time; ratios of wall time."""
+    """Cold start against `jax.jit` by program and contender; ratios of wall time."""
     names = [name for name in _NAMES if any(line["contender"] == name for line in lines)]
     rows = []
     for program, contenders in _grouped(lines).items():
         baseline = contenders.get(BASELINE, [])
-        ours = contenders.get("outermost_plain", [])
         rows.append(
             [
                 program.replace("=", " = "),
@@ -149,19 +149,14 @@ def speed_ups(lines: Sequence[Line]) -> str:
                     for name in names
                     if name != BASELINE
                 ),
-                _ratio(ours, baseline, _run_s),
             ]
         )
     others = [_NAMES[name] for name in names if name != BASELINE]
-    return _table(("cold start", _NAMES[BASELINE], *others, "run, jitscope"), rows)
+    return _table(("cold start", _NAMES[BASELINE], *others), rows)
 
 
 def _cold_s(line: Line) -> float:
     return line["cold_s"]
-
-
-def _run_s(line: Line) -> float:
-    return statistics.median(line["run_s"])
 
 
 def _of_records(lines: Sequence[Line], text: Callable[..., str]) -> str:
@@ -171,6 +166,35 @@ def _of_records(lines: Sequence[Line], text: Callable[..., str]) -> str:
 
 def _goal_list(records: Sequence[Record], clock: Any) -> str:
     return "\n".join(f"- {goal}" for goal in goals.goals(records, clock))
+
+
+def runs(lines: Sequence[Line]) -> str:
+    """Run time by program and contender, measured by turns; ratios of wall and CPU time."""
+    measured = by_label(Turns(**line) for line in lines)
+    names = [n for n in _NAMES if n != BASELINE and any(n in line["run_s"] for line in lines)]
+    rows = []
+    for entry, processes in measured.items():
+        run_s = statistics.median(s for turns in processes for s in turns.run_s[BASELINE])
+        cells = [entry.replace("=", " = "), _seconds(run_s)]
+        for name in names:
+            cells += [_speed(processes, name, clock) for clock in (WALL, CPU)]
+        rows.append(cells)
+    columns = [f"{_NAMES[name]}{clock}" for name in names for clock in ("", ", CPU")]
+    return _table(("run", _NAMES[BASELINE], *columns), rows)
+
+
+def _speed(processes: Sequence[Turns], contender: str, clock: Clock) -> str:
+    """The median of the processes' ratios, with their spread; larger is faster."""
+    ratios = [1 / turns.ratio(contender, clock) for turns in processes if contender in turns.run_s]
+    if not ratios:
+        return "-"
+    spread = f" ({min(ratios):.2f}-{max(ratios):.2f})" if len(ratios) > 1 else ""
+    return f"{statistics.median(ratios):.2f}x{spread}"
+
+
+def run_goals(lines: Sequence[Line]) -> str:
+    """The goals about run times."""
+    return "".join(f"- {goal}\n" for goal in goals.run_goals([Turns(**ln) for ln in lines], WALL))
 
 
 def sizes(lines: Sequence[Line], measure: str) -> str:
@@ -234,6 +258,8 @@ KINDS: dict[str, Callable[[Sequence[Line]], str]] = {
     "vmap": vmaps,
     "gpu": gpu,
     "speed-ups": speed_ups,
+    "runs": runs,
+    "run-goals": run_goals,
     "goals": functools.partial(_of_records, text=_goal_list),
     "regret": functools.partial(_of_records, text=regret.table),
     "fit": functools.partial(_of_records, text=fit.table),

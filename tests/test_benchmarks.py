@@ -19,11 +19,12 @@ from benchmarks import (
     environment,
     outlining,
     rolled,
+    turns,
 )
 from benchmarks.contenders import BASELINE, CONTENDERS
 from benchmarks.measure import measure
 from benchmarks.programs import PROGRAMS, agrees, digest
-from benchmarks.record import Record, read
+from benchmarks.record import IncomparableError, Record, read
 from benchmarks.suites import SUITES, Entry, label
 
 # `test_frameworks` covers the programs that need other packages.
@@ -122,7 +123,7 @@ def test_table_compares_contenders_round_by_round():
 def test_different_machines_are_refused():
     record = tiny_record("seed2022", BASELINE)
     other = dataclasses.replace(record, machine=record.machine | {"n_cores": 4096})
-    with pytest.raises(compare.IncomparableError, match="n_cores .*4096"):
+    with pytest.raises(IncomparableError, match="n_cores .*4096"):
         compare.report([record, other])
 
 
@@ -242,6 +243,39 @@ def test_suite_measures_in_processes_and_resumes(tmp_path, capsys):
     assert [record.contender for record in read([out])] == ["jit", "scan"]
     assert compare.main([str(out)]) == 0
     assert "cold speed-up" in capsys.readouterr().out
+
+
+def test_run_times_are_measured_by_turns_in_one_process():
+    names = ["jit", "outermost_plain"]
+    found = turns.measure("seed2022", PROGRAMS["seed2022"].tiny, names, n_turns=3)
+    for seconds in (found.run_s, found.run_cpu_s):
+        assert list(seconds) == names
+        assert all(len(values) == 3 and min(values) > 0 for values in seconds.values())
+    assert found.calls_per_turn > 1
+    assert found.label == "seed2022 tiny"
+
+
+def test_run_times_of_another_result_are_refused(monkeypatch):
+    wrong = dataclasses.replace(CONTENDERS["scan"], outermost=lambda fun: jax.jit(doubled(fun)))
+    monkeypatch.setitem(CONTENDERS, "scan", wrong)
+    with pytest.raises(ValueError, match="seed2022 tiny: scan disagrees with jit"):
+        turns.measure("seed2022", PROGRAMS["seed2022"].tiny, ["jit", "scan"], n_turns=1)
+
+
+def doubled(fun):
+    return lambda *args: jax.tree.map(lambda leaf: 2 * leaf, fun(*args))
+
+
+@pytest.mark.slow
+def test_turns_are_a_process_a_program_and_resume(tmp_path, capsys):
+    out = tmp_path / "turns.jsonl"
+    command = ["--programs", "seed2022", "--contenders", "scan", "--turns", "3", "--rounds", "2"]
+    command += ["--out", str(out)]
+    assert turns.main(command) == 0
+    assert "seed2022 tiny, round 1" in capsys.readouterr().out
+    assert turns.main(command) == 0
+    assert capsys.readouterr().out == ""
+    assert [list(found.run_s) for found in turns.read(out)] == [["jit", "scan"], ["scan", "jit"]]
 
 
 def test_dispatch_covers_every_contender():
