@@ -100,6 +100,15 @@ def test_state_grows_where_the_last_of_its_operands_is_small():
     assert grows(body, [(0, 0)])
 
 
+def test_a_sliver_of_a_body_that_is_repeated_is_no_growth():
+    def layer(c, x, n_other):
+        return 0.5 * c + x, [x @ x for _ in range(n_other)]
+
+    args = jnp.ones((3, 3)), jnp.ones((3, 3))
+    assert grows(body_of(lambda c, x: layer(c, x, 40), *args), [(0, 0)])
+    assert not grows(body_of(lambda c, x: layer(c, x, 80), *args), [(0, 0)])
+
+
 def test_calls_in_a_body_are_looked_into_each_time():
     half = jax.jit(lambda x: 0.5 * x)
     body = body_of(lambda c: half(half(c)), jnp.ones(3))

@@ -71,6 +71,19 @@ def test_program_is_structured_and_its_result_that_of_jit():
     assert tagged_calls(fun.lower(X).as_text()) == 4
 
 
+def test_program_whose_repeats_are_not_used_is_lowered_as_it_was_written():
+    def fun(weights, x):
+        for w in weights:
+            # The search for repeats takes the second product for the first.
+            x = jnp.sin(x @ w) * jnp.cos(w) + jnp.tanh(x @ w) * jnp.exp(w)
+        return x
+
+    args = [jnp.ones((4, 4))] * 6, jnp.ones((4, 4))
+    structured = jitscope.outermost_jit(fun)
+    assert structured.lower(*args).as_text() == jax.jit(fun).lower(*args).as_text()
+    assert any(body.outlined for body in structured.reuse().census.bodies)
+
+
 def test_function_is_traced_once_for_a_signature():
     fun, traces = counting()
     structured = outermost(fun)

@@ -229,6 +229,22 @@ def test_what_is_called_only_within_kept_bodies_is_not_kept():
     assert "within bodies whose calls are kept" in inner.reason
 
 
+@pytest.mark.parametrize("n_heavy", [0, 20])
+def test_what_is_found_in_a_body_with_products_is_put_back(n_heavy):
+    # Neither is kept: the outer one has too little between its products, or calls side by side.
+    around = body(n_heavy=n_heavy, n_equations=60, n_uses=16, n_chained=0, outlined=True)
+    light = body(n_heavy=0, n_chained=0, n_uses=2, n_equations=30, outlined=True)
+    _, found = nested(around, light)
+    _, marked = nested(around, dataclasses.replace(light, outlined=False))
+    assert marked.structure is Structure.NESTED
+    if n_heavy:
+        assert found.structure is Structure.INLINE
+        expected = "; found in a body with matrix products or the like"
+        assert found.reason == marked.reason + expected
+    else:
+        assert found == marked
+
+
 def test_what_saves_more_than_the_body_around_it_is_kept_instead():
     outer, inner = nested(
         body(n_uses=4, n_equations=1000, n_paths=4, grows=True),

@@ -43,9 +43,8 @@ def structured(program: Program, policy: PolicyLike, *, outline: bool, staged: b
     Raises:
       TypeError: the policy returned something else than a plan.
     """
-    lifted = with_literals_lifted(hoisted(program))
-    if outline:
-        lifted = with_repeats_outlined(lifted)
+    as_written = with_literals_lifted(hoisted(program))
+    lifted = with_repeats_outlined(as_written) if outline else as_written
     variants = find_variants(lifted)
     census = take_census(lifted, variants)
     plan = policy(census)
@@ -61,5 +60,16 @@ def structured(program: Program, policy: PolicyLike, *, outline: bool, staged: b
         restructured = restructure(lifted, plan, variants)
     else:
         plan = plan.replacing(Structure.STAGED, Structure.NESTED, _NO_STAGES)
-        restructured, plan = roll(lifted, plan, variants)
+        # Nothing found is used: then XLA gets the equations in their own order.
+        source = lifted if _uses_repeats(census, plan) else as_written
+        restructured, plan = roll(source, plan, variants)
     return Structured(restructured, census, plan, evidence_of(lifted, restructured, variants))
+
+
+def _uses_repeats(census: Census, plan: Plan) -> bool:
+    """Whether repeats that were found, or calls they may lie in, are more than spliced back."""
+    structures = ((plan[body.fingerprint.digest].structure, body) for body in census.bodies)
+    return any(
+        structure is not Structure.INLINE and (body.outlined or structure is not Structure.NESTED)
+        for structure, body in structures
+    )
