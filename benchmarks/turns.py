@@ -5,8 +5,8 @@
 Two processes that run one executable differ by some percent, two copies of it in one process by one
 or two: by where their memory happens to lie, and by which came first. So a run ratio near 1 is
 taken from here, over several processes, each of which compiles the contenders in another order;
-what a cold start costs is measured by `python -m benchmarks`. A process is one line of JSON; what is
-in the file already is not measured again.
+what a cold start costs is measured by `python -m benchmarks`. A process is one line of JSON, and is
+not measured again if it is in the file already.
 """
 
 from __future__ import annotations
