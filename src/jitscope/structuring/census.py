@@ -22,6 +22,7 @@ from ..ir.fingerprint import Fingerprint, fingerprint
 from ..ir.program import Program, count_equations
 from ..names import is_outlined, structure_of
 from .growth import between, grows
+from .rework import n_done_before
 from .variants import Variants
 
 _NO_VARIANTS = Variants()
@@ -56,6 +57,8 @@ class Body:
       grows: whether XLA would fuse a chain of its uses into ever larger kernels. None where no use
         is seen to wait for another one with little between them, and for a body of thousands of
         equations.
+      n_done_before: heavy equations of a call that the call before it has done, on the same values,
+        where one call follows another; not counted in found bodies, out of which they are kept.
     """
 
     fingerprint: Fingerprint
@@ -77,6 +80,7 @@ class Body:
     n_convolutions: int = 0
     n_successive: int = 0
     grows: bool | None = None
+    n_done_before: int = 0
 
     @property
     def is_chained(self) -> bool:
@@ -295,7 +299,29 @@ class _Counter:
         if body.n_heavy and not body.is_chained:
             row = self._n_successive(digest, callers)
             body = dataclasses.replace(body, n_successive=row)
-        return dataclasses.replace(body, grows=self._grows(body, links, callers))
+        return dataclasses.replace(
+            body,
+            grows=self._grows(body, links, callers),
+            n_done_before=self._n_done_before(body, callers),
+        )
+
+    def _n_done_before(self, body: Body, callers: Iterable[_Caller]) -> int:
+        if not body.n_heavy or not body.is_in_a_row or body.outlined:
+            return 0
+        stretches = (
+            stretch
+            for caller in callers
+            for stretch in self._from_call_to_call(body.fingerprint.digest, caller)
+        )
+        # The first will do: the calls that follow it are like it.
+        stretch = next(stretches, ())
+        n_equations = sum(
+            count_equations(sub, self._equation_memo)
+            for eqn in stretch
+            for sub in _jax.sub_jaxprs(eqn)
+        )
+        spelled_out = len(stretch) + n_equations
+        return n_done_before(stretch) if 0 < spelled_out <= 2 * _MOST_SPELLED_OUT else 0
 
     def _grows(
         self, body: Body, links: Set[tuple[int, int]], callers: Iterable[_Caller]

@@ -189,6 +189,12 @@ class Policy:
             )
         if body.n_equations < smallest:
             return Decision(Structure.NESTED, self._few_equations(body, smallest))
+        if body.n_done_before:
+            return Decision(
+                Structure.NESTED,
+                f"the call before has done {body.n_done_before} of its {_HEAVY}, which XLA does "
+                "once where calls are not kept",
+            )
         if body.n_side_by_side > self.max_side_by_side:
             return Decision(
                 Structure.NESTED,
