@@ -188,6 +188,16 @@ def kept_calls(optimised_hlo: str) -> dict[str, int]:
     return dict(Counter(found["unit"] for found in kept.finditer(optimised_hlo)))
 
 
+def compiled_kernels(lowered: jax.stages.Lowered, directory: Path) -> int:
+    """The kernels that XLA:CPU compiles to machine code for a program, in an empty directory.
+
+    (What `as_text` shows of a compiled program holds a copy for each call, also of what is compiled
+    once.)
+    """
+    lowered.compile(compiler_options={"xla_dump_to": str(directory)})
+    return len(list(directory.glob("*.obj-file.*")))
+
+
 def shared_units(fun: Any, *, dead: Sequence[str] = ()) -> dict[str, int]:
     """Compilation unit of every shared body to the calls of it that are to be kept.
 

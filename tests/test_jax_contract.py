@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -16,6 +17,7 @@ import pytest
 from jax import lax
 from jax._src import core, effects, pjit, shard_map, source_info_util, traceback_util
 from jax._src.interpreters import ad, partial_eval as pe, remat
+from jax._src.random.threefry2x32 import _threefry2x32_lowering
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import primitives
 from jax.interpreters import batching, mlir
@@ -568,6 +570,28 @@ def test_metadata_tags_the_calls_and_not_the_operations_of_the_body():
 def test_tagged_calls_are_calls_of_one_function():
     text = program_with_tagged_calls(**KEEP).as_text()
     assert len(re.findall(r"func\.func private", text)) == 1
+
+
+def test_a_module_is_lowered_with_caches_and_rules_that_can_be_replaced():
+    assert {"lowering_cache", "cached_primitive_lowerings", "lowering_parameters"} <= {
+        field.name for field in dataclasses.fields(mlir.ModuleContext)
+    }
+    parameters = mlir.LoweringParameters(override_lowering_rules=())
+    assert dataclasses.replace(parameters).override_lowering_rules == ()
+
+
+@pytest.mark.parametrize("loop", [True, False])
+def test_random_bits_can_be_made_with_and_without_a_loop(loop):
+    bits = partial(_threefry2x32_lowering, use_rolled_loops=loop)
+    jaxpr = jax.make_jaxpr(bits)(*np.zeros((4, 2), np.uint32))
+    found = {eqn.primitive for eqn in every_equation(jaxpr)}
+    assert bool(found & {primitives.while_p, primitives.scan_p}) == loop
+
+
+def test_random_bits_in_two_halves_are_known_when_they_are_lowered():
+    assert jax.config.jax_threefry_partitionable
+    with jax.threefry_partitionable(False):
+        assert not jax.config.jax_threefry_partitionable
 
 
 def test_target_of_a_lowering_tells_platform_and_devices():

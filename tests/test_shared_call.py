@@ -8,10 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_same, kept_calls, tagged_calls
+from helpers import assert_same, compiled_kernels, kept_calls, tagged_calls
 from jax import export, lax
+from jax.extend.random import threefry2x32_p
+from jax.interpreters import mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+import jitscope
 from jitscope import _jax
 from jitscope.structuring.shared_call import attributes, shared_call_p, shared_call_params
 from jitscope.structuring.variants import Cover
@@ -187,6 +190,107 @@ def test_kept_bodies_and_what_they_call_have_names_and_no_lines():
     assert lines_in("draw", text) == []
     assert "jit(draw)" in text
     assert "test_shared_call.py" in text  # at the call
+
+
+# --- random bits in kept bodies -------------------------------------------------------------------
+
+
+def dropout_layer(key, w, x):
+    first, second = jax.random.split(key)
+    x = jnp.where(jax.random.bernoulli(first, 0.9, x.shape), x, 0) @ w
+    return jnp.tanh(x) * jax.random.normal(second, x.shape)
+
+
+def dropout_step(layer):
+    def loss(weights, keys, x):
+        for w, key in zip(weights, keys, strict=True):
+            x = layer(key, w, x)
+        return (x**2).sum()
+
+    return jax.value_and_grad(loss)
+
+
+def dropout_arguments(n_layers, impl=None):
+    keys = [jax.random.key(i, impl=impl) for i in range(n_layers)]
+    return [jnp.eye(8) + i for i in range(n_layers)], keys, jnp.ones((4, 8))
+
+
+def kept(fun):
+    return jitscope.shared_subroutine(fun, structure="shared")
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_random_draws_of_kept_bodies_are_compiled_once(impl, tmp_path):
+    n_kernels = []
+    for n_layers in (6, 12):
+        step = jitscope.outermost_jit(dropout_step(kept(dropout_layer)))
+        lowered = step.lower(*dropout_arguments(n_layers, impl))
+        assert tagged_calls(lowered.as_text()) == 2 * n_layers
+        (directory := tmp_path / str(n_layers)).mkdir()
+        n_kernels.append(compiled_kernels(lowered, directory))
+    assert n_kernels[0] == n_kernels[1] > 0
+
+
+def test_layers_with_random_draws_compute_the_same_kept():
+    arguments = dropout_arguments(4)
+    actual = jitscope.outermost_jit(dropout_step(kept(dropout_layer)))(*arguments)
+    assert_same(actual, jax.jit(dropout_step(dropout_layer))(*arguments))
+
+
+DRAWS = {
+    "bits": lambda key: jax.random.bits(key, (33, 7)),
+    "bits of a byte": lambda key: jax.random.bits(key, (5,), "uint8"),
+    "one": lambda key: jax.random.bits(key),
+    "split": lambda key: jax.random.key_data(jax.random.split(key, 3)),
+    "fold_in": lambda key: jax.random.key_data(jax.random.fold_in(key, 5)),
+    "randint": lambda key: jax.random.randint(key, (16,), 0, 17),
+    "permutation": lambda key: jax.random.permutation(key, 20),
+    "mapped": lambda key: jax.vmap(jax.random.bits)(jax.random.split(key, 5)),
+    "in a loop": lambda key: lax.map(
+        lambda i: jax.random.bits(jax.random.fold_in(key, i)), jnp.arange(5)
+    ),
+    "an old key": lambda key: jax.random.bits(jax.random.key_data(key), (4,)),
+}
+
+
+@pytest.mark.parametrize("partitionable", [True, False])
+@pytest.mark.parametrize("name", DRAWS)
+def test_random_numbers_of_kept_bodies_are_those_of_jax(name, partitionable):
+    draw, keys = DRAWS[name], [jax.random.key(1), jax.random.key(2)]
+
+    def both(f):
+        return lambda keys: [f(key) for key in keys]
+
+    with jax.threefry_partitionable(partitionable):
+        fun = jitscope.outermost_jit(both(kept(draw)))
+        assert tagged_calls(fun.lower(keys).as_text()) == 2
+        for actual, expected in zip(fun(keys), jax.jit(both(draw))(keys), strict=True):
+            np.testing.assert_array_equal(actual, expected)
+
+
+def test_lowering_rules_of_the_user_hold_in_kept_bodies():
+    def zeros(*operands):
+        return [jnp.zeros_like(bits) for bits in operands[2:]]
+
+    rule = (threefry2x32_p, mlir.lower_fun(zeros, multiple_results=True))
+    keys = [jax.random.key_data(jax.random.key(i)) for i in range(2)]
+    draw = kept(lambda key: jax.random.bits(key, (8,)))
+    exported = export.export(
+        jitscope.outermost_jit(lambda keys: [draw(key) for key in keys]),
+        platforms=["cpu"],
+        _override_lowering_rules=(rule,),
+    )(keys)
+    assert tagged_calls(exported.mlir_module()) == 2
+    assert not np.any(exported.call(keys))
+
+
+def test_random_bits_outside_of_kept_bodies_are_lowered_as_ever():
+    draw = jax.random.bits
+    alone = jax.jit(lambda key: draw(key, (8,))).lower(jax.random.key(0)).as_text()
+    fun = jitscope.outermost_jit(lambda key: kept(lambda k: draw(k, (8,)))(key) + draw(key, (8,)))
+    beside = fun.lower(jax.random.key(0)).as_text()
+    assert tagged_calls(beside) == 1
+    assert beside.count("stablehlo.while") == alone.count("stablehlo.while") == 1
 
 
 # --- transformations ------------------------------------------------------------------------------

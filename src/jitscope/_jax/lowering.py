@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 from jax._src.interpreters import ad, partial_eval as pe, remat as _remat
 from jax._src.pjit import _pjit_lowering
+from jax._src.random.threefry2x32 import _threefry2x32_lowering
 from jax.extend import source_info_util
 from jax.extend.core import Primitive
+from jax.extend.random import threefry2x32_p
 from jax.interpreters import batching, mlir
 
 from .jaxprs import AnyJaxpr, equations, rebuilt
-from .nested_jit import jit_params
+from .nested_jit import jit, jit_params
 from .primitives import jit_p
 
 
@@ -74,7 +78,10 @@ def structured_call_primitive(
         **_: Any,
     ) -> list[Any]:
         tags = attributes(_target(ctx), unit)
-        body = _in_scope(shared, name) if tags else shared
+        body = shared
+        if tags:
+            body = _in_scope(shared, name)
+            ctx = ctx.replace(module_context=_context_of_units(ctx.module_context))
         out = _lower_jit(ctx, body, name, [args[i] for i in operands])
         if tags:
             _tag_call(ctx.module_context, out, tags)
@@ -111,6 +118,37 @@ def _target(ctx: mlir.LoweringRuleContext) -> Target:
     if isinstance(axis_context, mlir.SPMDAxisContext):
         return Target(tuple(ctx.module_context.platforms), axis_context.mesh.size, True)
     return Target(tuple(ctx.module_context.platforms), axis_context.num_devices, False)
+
+
+@jit
+def threefry2x32(*operands: Any) -> Any:
+    """Random bits, without a loop."""
+    return _threefry2x32_lowering(*operands, use_rolled_loops=False)
+
+
+_THREEFRY_RULE = (threefry2x32_p, mlir.lower_fun(threefry2x32, multiple_results=True))
+
+
+def _context_of_units(context: mlir.ModuleContext) -> mlir.ModuleContext:
+    """The context in which a module's units are lowered, with random bits that hold no loop.
+
+    JAX lowers Threefry for the CPU to a loop. XLA:CPU makes one kernel of a small loop and compiles
+    it again for each call of a unit, while of other kernels it compiles equal ones once. Units
+    have caches of their own, since what is called from outside of them keeps the loop. So do
+    bits that are not partitionable: XLA:CPU would fuse all rounds into the concatenation of
+    their two halves, once for each half and reader.
+    """
+    partitionable = jax.config.jax_threefry_partitionable  # pyright: ignore[reportAttributeAccessIssue]
+    if tuple(context.platforms) != ("cpu",) or not partitionable:
+        return context
+    caches = context.cached_primitive_lowerings.setdefault(
+        _context_of_units, dict(lowering_cache={}, cached_primitive_lowerings={})
+    )
+    rules = context.lowering_parameters.override_lowering_rules or ()  # these come first
+    parameters = dataclasses.replace(
+        context.lowering_parameters, override_lowering_rules=(*rules, _THREEFRY_RULE)
+    )
+    return context.replace(lowering_parameters=parameters, **caches)
 
 
 _scoped: weakref.WeakKeyDictionary[Any, AnyJaxpr] = weakref.WeakKeyDictionary()
