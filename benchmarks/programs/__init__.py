@@ -21,6 +21,7 @@ from benchmarks.programs import (
     seed2022,
     small_bodies,
     transformer,
+    transformer_dropout,
     unet,
 )
 from benchmarks.programs.program import Case, Program, agrees, digest
@@ -31,6 +32,7 @@ PROGRAMS: dict[str, Program] = {
     program.name: program
     for program in (
         transformer.PROGRAM,
+        transformer_dropout.PROGRAM,
         seed2022.PROGRAM,
         nothing_shared.PROGRAM,
         resnet50.PROGRAM,
