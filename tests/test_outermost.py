@@ -950,3 +950,27 @@ def test_tangents_without_a_rule_are_no_error_where_nobody_reads_them(wrap, opti
     for jitted in (jax.jit(tangent(1)), jitscope.outermost_jit(tangent(1), **options)):
         with pytest.raises(TypeError, match="can't apply forward-mode autodiff"):
             jitted(x)
+
+
+# --- what a first use imports ---------------------------------------------------------------------
+
+FIRST_USE = """
+import sys
+import jax.numpy as jnp
+import jitscope
+
+step = jitscope.outermost_jit(lambda x: jnp.sin(x) + 1)
+step(jnp.ones(3))
+print(*(name for name in sys.modules if name.startswith("jitscope.")))
+print(step.reuse())
+print(*(name for name in sys.modules if name.startswith("jitscope.")))
+"""
+
+
+def test_first_call_imports_neither_reports_nor_stages_nor_the_command_line():
+    called, *_, asked = run_python(["-c", FIRST_USE]).strip().split("\n")
+    called, asked = set(called.split()), set(asked.split())
+    assert {"jitscope.outermost.pipeline", "jitscope.rolled.roll"} <= called
+    for name in ("reuse.reuse_report", "reuse.programs", "report", "running", "staged", "auditing"):
+        assert f"jitscope.{name}" not in called
+    assert {"jitscope.reuse.reuse_report", "jitscope.report.text"} <= asked

@@ -797,8 +797,8 @@ def test_failure_of_jitscope_leaves_one_executable_and_a_warning(monkeypatch):
     def fail(program):
         raise RuntimeError("a bug of ours")
 
-    monkeypatch.setattr("jitscope.outermost.jit.cut_into_stages", fail)
-    monkeypatch.setattr("jitscope.outermost.jit.strict", lambda: False)
+    monkeypatch.setattr("jitscope.outermost.staged.cut_into_stages", fail)
+    monkeypatch.setattr("jitscope.outermost.staged.strict", lambda: False)
     function, args = staged(step), arguments()
     with pytest.warns(RuntimeWarning, match="RuntimeError: a bug of ours"):
         assert_same(function(*args), jax.jit(step)(*args))

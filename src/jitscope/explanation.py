@@ -179,7 +179,7 @@ def _both(fun: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> _Both
     if isinstance(fun, OutermostJit) and type(fun)._structured is OutermostJit._structured:
         if not hasattr(fun, "_installation"):
             both = _of_outermost(fun, args, kwargs)
-            return dataclasses.replace(both, note=_AS_ONE) if fun._staged else both
+            return dataclasses.replace(both, note=_AS_ONE) if fun._is_staged else both
         fun = fun._plain
     if isinstance(getattr(fun, "__func__", None), OutermostJit):
         return _both(fun.__func__, (fun.__self__, *args), kwargs)
@@ -270,8 +270,7 @@ def _outermost_alike(
 ) -> tuple[OutermostJit, tuple, dict[str, Any]]:
     """An outermost function that JAX has no trace of, and what to call it with."""
     if isinstance(fun, OutermostJit) and not hasattr(fun, "_installation"):
-        options = {"outline": fun._outline, "staged": fun._staged}
-        alike = OutermostJit(_fresh(fun._fun), fun._policy, fun._options, **options)
+        alike = type(fun)(_fresh(fun._fun), fun._policy, fun._options, outline=fun._outline)
         return alike, args, kwargs
     if not (hasattr(fun, "trace") and hasattr(fun, "lower")):
         return OutermostJit(fun, Policy(), {}), args, kwargs

@@ -210,18 +210,16 @@ def _check_function(usage: str, fun: Any) -> None:
 def _program(fun: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> ProgramReport:
     """The structured program of a function, traced anew and not compiled."""
     inner = getattr(fun, "__func__", fun)
+    kind, policy, outline = OutermostJit, Policy(), True
     if isinstance(inner, OutermostJit):
         if inner is not fun:
             args = (fun.__self__, *args)
         options, called = inner._options, inner._fun
-        # What `install` made of jax.jit has none of its own.
-        policy = getattr(inner, "_policy", Policy())
-        ours = {
-            "outline": getattr(inner, "_outline", True),
-            "staged": getattr(inner, "_staged", False),
-        }
+        if not hasattr(inner, "_installation"):  # what `install` made of jax.jit has none of these
+            kind, policy = type(inner), inner._policy
+            outline = inner._outline
     else:
-        policy, options, called, ours = Policy(), {}, fun, {}
+        options, called = {}, fun
 
     def fresh(*args: Any, **kwargs: Any) -> Any:
         return called(*args, **kwargs)
@@ -229,7 +227,7 @@ def _program(fun: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Pr
     fresh.__name__ = fresh.__qualname__ = getattr(called, "__name__", type(called).__name__)
     if options:
         fresh.__wrapped__ = called  # whose signature the options refer to
-    traced = OutermostJit(fresh, policy, options, **ours)
+    traced = kind(fresh, policy, options, outline=outline)
     with not_counting():
         traced.trace(*args, **kwargs)
     return traced.reuse().report().programs[0]

@@ -8,7 +8,6 @@ from typing import Any, TypeVar, overload
 
 import jax
 
-from ..staged.jit import for_stages
 from ..structuring.policy import Policy, PolicyLike, check_policy
 from ..subroutine.functions import check_returns, check_static_options, name_of
 from .jit import OutermostJit
@@ -100,19 +99,19 @@ def outermost_jit(
     if policy is None:
         policy = Policy()
     check_policy(policy)
+    kind = OutermostJit
     if staged:
-        policy = for_stages(policy)
+        # What only staged programs need takes 6 ms to import.
+        from ..staged.jit import for_stages
+        from .staged import StagedOutermostJit
+
+        kind, policy = StagedOutermostJit, for_stages(policy)
     if fun is None:
-        return lambda fun: OutermostJit(
-            _checked(fun, jit_options),
-            policy,
-            jit_options,
-            outline=outline,
-            audit=audit,
-            staged=staged,
+        return lambda fun: kind(
+            _checked(fun, jit_options), policy, jit_options, outline=outline, audit=audit
         )
     fun = _checked(fun, jit_options)
-    return OutermostJit(fun, policy, jit_options, outline=outline, audit=audit, staged=staged)
+    return kind(fun, policy, jit_options, outline=outline, audit=audit)
 
 
 def _checked(fun: Any, options: dict[str, Any]) -> Callable[..., Any]:

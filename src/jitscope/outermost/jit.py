@@ -25,10 +25,6 @@ from ..reuse import records
 from ..reuse.phases import Phases, claim_phases
 from ..reuse.reuse import Reuse
 from ..settings import is_disabled, strict
-from ..staged.jit import StagedJit
-from ..staged.plan import obstacle, with_stages, without_stages
-from ..staged.program import StagedProgram
-from ..staged.stages import Stages, cut_into_stages
 from ..structuring.census import Census
 from ..structuring.plan import Plan
 from ..structuring.policy import PolicyLike
@@ -43,10 +39,6 @@ _DISABLED = (
 _NOT_STRUCTURED = (
     "has no record of it, since jitscope could not structure the program and left it as jax.jit "
     "would compile it: {}: {}. JITSCOPE_STRICT=1 raises that, with its traceback."
-)
-_AS_ONE = (
-    "this is the program as one executable, which jax_debug_nans, and some options and places of "
-    "arguments ask for"
 )
 
 
@@ -68,6 +60,8 @@ class OutermostJit:
 
     _is_applied = True
     """Whether the programs it makes are the ones that run."""
+    _is_staged = False
+    """Whether its programs are made to be cut into stages."""
     _why_no_program = ""
     """Why there is no record of a call that was made."""
 
@@ -79,7 +73,6 @@ class OutermostJit:
         *,
         outline: bool = True,
         audit: bool = False,
-        staged: bool = False,
     ) -> None:
         functools.update_wrapper(self, fun, updated=())
         self._fun = fun
@@ -88,14 +81,7 @@ class OutermostJit:
         self._audit = audit
         self._options = options
         self._latest: Reuse | None = None
-        self._staged = staged
-        if staged:
-            as_one = self._through(functools.partial(self._pipeline, as_one=True), fun)
-            functions = as_one, self._structured(fun), fun
-            as_one, traced, self._plain = _jitted(functions, options)
-            self._jitted = StagedJit(fun, as_one, traced, self._in_stages, options)
-        else:
-            self._jitted, self._plain = _jitted((self._structured(fun), fun), options)
+        self._jitted, self._plain = self._compiled(fun)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # `_chosen` spelled out: dispatch may cost 0.5 us more than jax.jit's.
@@ -162,6 +148,11 @@ class OutermostJit:
             "of a program that is not its own."
         )
 
+    def _compiled(self, fun: Callable[..., Any]) -> tuple[Any, Any]:
+        """What calls go to, and the function as ``jax.jit`` alone compiles it."""
+        structured, plain = jitted((self._structured(fun), fun), self._options)
+        return structured, plain
+
     def _structured(self, fun: Callable[..., Any]) -> Callable[..., Any]:
         return self._through(self._pipeline, fun)
 
@@ -198,37 +189,6 @@ class OutermostJit:
                 )
             return capture(self._fun, args, kwargs, options)
 
-    def _in_stages(self, args: tuple, kwargs: dict) -> StagedProgram | None:
-        """The stages of one signature; None where it has to be compiled as one."""
-        return unhindered(lambda: self._staged_program(args, kwargs))
-
-    def _staged_program(self, args: tuple, kwargs: dict) -> StagedProgram | None:
-        phases = claim_phases(_jax.function_name(self._fun))
-        program = self._captured(args, kwargs, self._given(*StagedJit.BOUNDARY))
-        with phases.structuring():
-            made = self._made(program)
-            if made is None:
-                return None
-            stages, _ = self._cut(made)
-            if stages is None:
-                return None
-            self._note(made, with_stages(made.plan, made.program), phases)
-            options = self._options.get("compiler_options")
-            return StagedProgram(made.program, stages, (args, kwargs), options, phases)
-
-    def _cut(self, made: Structured) -> tuple[Stages | None, str]:
-        """The stages of a program, or None and why it cannot be cut."""
-        why_not = obstacle(made.program)
-        if not why_not:
-            try:
-                return cut_into_stages(made.program), ""
-            except Exception as error:
-                if strict():
-                    raise
-                _warn_fallback(self, error)
-                why_not = f"jitscope could not cut it: {type(error).__name__}: {error}"
-        return None, why_not
-
     def _warn_of_hidden_state(self, args: tuple, kwargs: dict, static: dict[str, Any]) -> None:
         from ..auditing import audited  # which imports this module
 
@@ -236,38 +196,24 @@ class OutermostJit:
         if not found.is_clean:
             warnings.warn(str(found), RuntimeWarning, stacklevel=_jax.stacklevel_of_user())
 
-    def _pipeline(self, program: Program, phases: Phases, as_one: bool = False) -> Program:
-        """The program structured, and its plan noted.
-
-        Args:
-          program: as captured.
-          phases: of the program.
-          as_one: whether it will run as one executable though it asks for stages; else the plan
-            is that of a call.
-        """
+    def _pipeline(self, program: Program, phases: Phases) -> Program:
+        """The program structured, and its plan noted."""
         made = self._made(program)
         if made is None:
             return program
-        plan = made.plan
-        if self._staged:
-            stages, why_not = self._cut(made)
-            if stages is not None and not as_one:
-                plan = with_stages(plan, made.program)
-            else:
-                plan = without_stages(plan, why_not or _AS_ONE)
-        self._note(made, plan, phases)
+        self._note(made, made.plan, phases)
         return made.program
 
     def _made(self, program: Program) -> Structured | None:
         """The program structured; None where that failed, of which the user is told."""
         try:
-            return structured(program, self._policy, outline=self._outline, staged=self._staged)
+            return structured(program, self._policy, outline=self._outline, staged=self._is_staged)
         except Exception as error:
             if strict():
                 raise
             records.note_failure(program.name, error)
             self._why_no_program = _NOT_STRUCTURED.format(type(error).__name__, error)
-            _warn_fallback(self, error)
+            warn_of_fallback(self, error)
             return None
 
     def _note(self, made: Structured, plan: Plan, phases: Phases) -> None:
@@ -336,19 +282,20 @@ def _outermost() -> Iterator[None]:
         _active.depth -= 1
 
 
-def _jitted(functions: Sequence[Callable[..., Any]], options: dict[str, Any]) -> list[Any]:
+def jitted(functions: Sequence[Callable[..., Any]], options: dict[str, Any]) -> list[Any]:
     """``jax.jit`` of each, with one warning, at the user's line, for an option it deprecates."""
     if not options.keys() & {"device", "backend"}:
         return [_jax.jit(fun, **options) for fun in functions]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        jitted = [_jax.jit(fun, **options) for fun in functions]
+        made = [_jax.jit(fun, **options) for fun in functions]
     for warning in caught[: len(caught) // len(functions)]:
-        warnings.warn(warning.message, warning.category, stacklevel=4)
-    return jitted
+        warnings.warn(warning.message, warning.category, stacklevel=5)
+    return made
 
 
-def _warn_fallback(function: OutermostJit, error: Exception) -> None:
+def warn_of_fallback(function: OutermostJit, error: Exception) -> None:
+    """Says that a program is compiled as it was written, since jitscope failed."""
     warnings.warn(
         f"jitscope could not structure {function!r} and left it as jax.jit would compile it: "
         f"{type(error).__name__}: {error}. The result is right, the compile no faster. Please "

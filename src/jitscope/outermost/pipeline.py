@@ -10,7 +10,6 @@ from ..ir.program import Program
 from ..outlining.outline import outline as with_repeats_outlined
 from ..reuse.evidence import Evidence, evidence_of
 from ..rolled.roll import roll
-from ..staged.plan import with_calls_outermost
 from ..structuring.census import Census, take_census
 from ..structuring.plan import Plan, Structure
 from ..structuring.policy import PolicyLike
@@ -53,6 +52,8 @@ def structured(program: Program, policy: PolicyLike, *, outline: bool, staged: b
             f"policy must return a jitscope.Plan, got {type(plan).__name__} from {policy!r}."
         )
     if staged:
+        from ..staged.plan import with_calls_outermost  # few programs need anything of staged/
+
         # Kept calls are what the program is cut at.
         plan = plan.replacing(Structure.ROLLED, Structure.SHARED, _NO_LOOPS)
         plan = plan.replacing(Structure.STAGED, Structure.SHARED)

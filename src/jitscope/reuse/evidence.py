@@ -21,11 +21,7 @@ from ..structuring.census import CallSite, call_sites
 from ..structuring.shared_call import shared_call_p
 from ..structuring.variants import Variants
 from ..subroutine.reasons import type_text
-from .body_report import Site
-from .reuse_report import SourceCount
 
-_MAX_SITES = 256
-"""Lines shown for one body; an outlined update of a large model is called from one line."""
 _MAX_LINES = 400
 """Lines of a body's jaxpr that are kept."""
 _MAX_PRINTED = 100_000
@@ -98,13 +94,11 @@ class Evidence:
             found.setdefault(digest, []).append(site)
         return found
 
-    def sites(self, digest: str) -> tuple[Site, ...]:
-        """Call sites of a body, grouped by line and scope."""
-        grouped: Counts = collections.Counter()
-        for eqn in self.eqns_of_bodies.get(digest, ()):
-            grouped[_jax.source_line_of_call(eqn), str(eqn.source_info.name_stack)] += 1
-        return tuple(
-            Site(source, scope, n) for (source, scope), n in list(grouped.items())[:_MAX_SITES]
+    def sites(self, digest: str) -> Counts:
+        """Call sites of a body by line and name scope."""
+        return collections.Counter(
+            (_jax.source_line_of_call(eqn), str(eqn.source_info.name_stack))
+            for eqn in self.eqns_of_bodies.get(digest, ())
         )
 
     def n_traces(self, digest: str, *, with_variants: bool = False) -> int:
@@ -221,13 +215,10 @@ class Evidence:
         """Distinct nested functions of the restructured program."""
         return len({id(jaxpr) for jaxpr, _ in _calls(self.after, set())})
 
-    def lines(self) -> tuple[SourceCount, ...]:
+    def lines(self) -> tuple[Counts, Counts]:
         """Equations by the user's functions and lines, before and after."""
         before = _by_key(self.before, _jax.user_stack, once=False)
-        after = _by_key(self.after, _jax.user_stack, once=True)
-        return tuple(
-            SourceCount(stack, before[stack], after[stack]) for stack in {**before, **after}
-        )
+        return before, _by_key(self.after, _jax.user_stack, once=True)
 
 
 def _is_backward(site: CallSite) -> bool:
