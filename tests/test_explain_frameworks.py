@@ -7,7 +7,7 @@ from test_evidence import count
 
 import jitscope
 from jitscope import _jax
-from jitscope.reuse.evidence import _MAX_SITES
+from jitscope.reuse.programs import _MAX_SITES
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(240)]
 
