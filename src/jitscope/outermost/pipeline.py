@@ -9,12 +9,11 @@ from ..ir.literals import with_literals_lifted
 from ..ir.program import Program
 from ..outlining.outline import outline as with_repeats_outlined
 from ..reuse.evidence import Evidence, evidence_of
-from ..rolled.roll import roll
 from ..structuring.census import Census, take_census
 from ..structuring.plan import Plan, Structure
 from ..structuring.policy import PolicyLike
 from ..structuring.restructure import restructure
-from ..structuring.variants import find_variants
+from ..structuring.variants import Variants, find_variants
 
 _NO_LOOPS = "not rolled: no loops are made in staged programs"
 _NO_STAGES = "not staged: this is one program, and outermost_jit(staged=True) makes stages"
@@ -63,8 +62,17 @@ def structured(program: Program, policy: PolicyLike, *, outline: bool, staged: b
         plan = plan.replacing(Structure.STAGED, Structure.NESTED, _NO_STAGES)
         # Nothing found is used: then XLA gets the equations in their own order.
         source = lifted if _uses_repeats(census, plan) else as_written
-        restructured, plan = roll(source, plan, variants)
+        restructured, plan = _restructured(source, plan, variants)
     return Structured(restructured, census, plan, evidence_of(lifted, restructured, variants))
+
+
+def _restructured(program: Program, plan: Plan, variants: Variants) -> tuple[Program, Plan]:
+    """The program with every call as the plan says, and what became of the plan."""
+    if not any(plan[digest].structure is Structure.ROLLED for digest in plan):
+        return restructure(program, plan, variants), plan
+    from ..rolled.roll import roll  # few programs ask for loops
+
+    return roll(program, plan, variants)
 
 
 def _uses_repeats(census: Census, plan: Plan) -> bool:
