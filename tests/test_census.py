@@ -18,7 +18,8 @@ from jitscope.ir.constants import hoisted
 from jitscope.ir.fingerprint import fingerprint
 from jitscope.ir.program import capture
 from jitscope.names import SubroutineName
-from jitscope.structuring.census import _longest_row, take_census
+from jitscope.structuring.census import take_census
+from jitscope.structuring.rows import _longest_row
 from jitscope.structuring.variants import find_variants
 
 X = np.ones(4, np.float32)
@@ -311,7 +312,7 @@ def test_calls_in_loops_and_in_other_bodies_wait_for_one_another_where_they_are(
 def test_calls_that_wait_for_one_another_are_looked_for_where_there_are_several(monkeypatch):
     looked_at = []
     monkeypatch.setattr(
-        "jitscope.structuring.census._longest_row",
+        "jitscope.structuring.rows._longest_row",
         lambda *args: [looked_at.append(args), _longest_row(*args)][1],
     )
     bodies = [named(f"f{i}", lambda x, w, i=i: jnp.tanh(x @ w) * i) for i in range(8)]

@@ -17,7 +17,7 @@ from .. import _jax
 from ..ir.fingerprint import fingerprint
 from ..ir.program import Program, count_equations
 from ..names import OutlinedName, SubroutineName, is_outlined
-from ..structuring.census import CallSite, call_sites
+from ..structuring.call_sites import CallSite, call_sites
 from ..structuring.shared_call import shared_call_p
 from ..structuring.variants import Variants
 from ..subroutine.reasons import type_text

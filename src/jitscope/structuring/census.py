@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence, Set
+from typing import Any
 
 from .. import _jax
 from ..ir.fingerprint import Fingerprint, fingerprint
 from ..ir.program import Program, count_equations
 from ..names import is_outlined, structure_of
+from .call_sites import CallSite, call_sites
 from .growth import between, grows
 from .rework import n_done_before
+from .rows import Caller, IsCall, from_call_to_call, n_successive
 from .variants import Variants
 
 _NO_VARIANTS = Variants()
@@ -132,46 +133,6 @@ class Census:
         return "\n".join(lines)
 
 
-@dataclasses.dataclass(frozen=True)
-class CallSite:
-    """An equation that calls a body, ``trips`` times per run of what surrounds it.
-
-    ``links`` are the positions of results of another call of that body and of the operands
-    that they are of this one, and ``around`` the equations that it lies in, outermost first.
-    """
-
-    eqn: Any
-    trips: int
-    links: tuple[tuple[int, int], ...] = ()
-    around: tuple[Any, ...] = ()
-
-    @property
-    def jaxpr(self) -> _jax.AnyJaxpr:
-        return self.eqn.params["jaxpr"]
-
-    @property
-    def identity(self) -> Fingerprint:
-        return fingerprint(self.jaxpr)
-
-
-def call_sites(
-    jaxpr: _jax.AnyJaxpr, trips: int = 1, around: tuple[Any, ...] = ()
-) -> Iterator[CallSite]:
-    """Call sites in a jaxpr and in what is nested in it, but not within the bodies called."""
-    makers: dict[Any, tuple[str, int]] = {}
-    for eqn in _jax.equations(jaxpr):
-        if eqn.primitive is _jax.jit_p:
-            digest = fingerprint(eqn.params["jaxpr"]).digest
-            made = ((makers.get(x), i) for i, x in enumerate(eqn.invars) if isinstance(x, _jax.Var))
-            links = tuple((by[1], i) for by, i in made if by is not None and by[0] == digest)
-            yield CallSite(eqn, trips, links, around)
-            makers.update((var, (digest, i)) for i, var in enumerate(eqn.outvars))
-        elif eqn.primitive in _jax.SUBPROGRAMS:
-            inner_trips = trips * _jax.trip_count(eqn)
-            for sub in _jax.sub_jaxprs(eqn):
-                yield from call_sites(sub, inner_trips, (*around, eqn))
-
-
 def take_census(program: Program, variants: Variants = _NO_VARIANTS) -> Census:
     """Counts the bodies of a program.
 
@@ -187,13 +148,6 @@ def take_census(program: Program, variants: Variants = _NO_VARIANTS) -> Census:
         counter.bodies(program.jaxpr),
         counter.calls(call_sites(program.jaxpr)),
     )
-
-
-class _Caller(NamedTuple):
-    """A jaxpr, and how many calls of a body there are in it."""
-
-    jaxpr: _jax.AnyJaxpr
-    n_calls: int
 
 
 class _Counter:
@@ -235,13 +189,13 @@ class _Counter:
         chained = dict.fromkeys(self._first, 0)
         links: dict[str, set[tuple[int, int]]] = {digest: set() for digest in self._first}
 
-        callers: dict[str, list[_Caller]] = {digest: [] for digest in self._first}
+        callers: dict[str, list[Caller]] = {digest: [] for digest in self._first}
 
         def spread(
             jaxpr: _jax.AnyJaxpr, sites: Sequence[CallSite], n_executions: int, n_paths: int
         ) -> None:
             for digest, n_calls in self.calls(sites):
-                callers[digest].append(_Caller(jaxpr, n_calls))
+                callers[digest].append(Caller(jaxpr, n_calls))
             for site in sites:
                 digest = self._digest(site)
                 uses[digest] += 1
@@ -271,7 +225,7 @@ class _Counter:
     def _body(
         self,
         digest: str,
-        callers: Sequence[_Caller],
+        callers: Sequence[Caller],
         links: Set[tuple[int, int]],
         **counts: int,
     ) -> Body:
@@ -297,7 +251,7 @@ class _Counter:
             **counts,
         )
         if body.n_heavy and not body.is_chained:
-            row = self._n_successive(digest, callers)
+            row = n_successive(callers, self._is_call_of(digest))
             body = dataclasses.replace(body, n_successive=row)
         return dataclasses.replace(
             body,
@@ -305,16 +259,12 @@ class _Counter:
             n_done_before=self._n_done_before(body, callers),
         )
 
-    def _n_done_before(self, body: Body, callers: Iterable[_Caller]) -> int:
+    def _n_done_before(self, body: Body, callers: Iterable[Caller]) -> int:
         if not body.n_heavy or not body.is_in_a_row or body.outlined:
             return 0
-        stretches = (
-            stretch
-            for caller in callers
-            for stretch in self._from_call_to_call(body.fingerprint.digest, caller)
-        )
         # The first will do: the calls that follow it are like it.
-        stretch = next(stretches, ())
+        is_call = self._is_call_of(body.fingerprint.digest)
+        stretch = next(from_call_to_call(callers, is_call), ())
         n_equations = sum(
             count_equations(sub, self._equation_memo)
             for eqn in stretch
@@ -324,7 +274,7 @@ class _Counter:
         return n_done_before(stretch) if 0 < spelled_out <= 2 * _MOST_SPELLED_OUT else 0
 
     def _grows(
-        self, body: Body, links: Set[tuple[int, int]], callers: Iterable[_Caller]
+        self, body: Body, links: Set[tuple[int, int]], callers: Iterable[Caller]
     ) -> bool | None:
         digest = body.fingerprint.digest
         if body.n_equations > _MOST_SPELLED_OUT:
@@ -332,49 +282,18 @@ class _Counter:
         if links:
             return grows(self._first[digest].jaxpr, links)
         if body.n_heavy and body.is_in_a_row:
-            for caller in callers:
-                for stretch in self._from_call_to_call(digest, caller):
-                    if period := between(stretch):
-                        return grows(*period)
+            for stretch in from_call_to_call(callers, self._is_call_of(digest)):
+                if period := between(stretch):
+                    return grows(*period)
         return None
 
-    def _from_call_to_call(self, digest: str, caller: _Caller) -> Iterator[Sequence[Any]]:
-        """Equations of a caller from each call of a body to the next one, both included."""
-        if caller.n_calls > 1:
-            eqns = _jax.equations(caller.jaxpr)
-            calls = [i for i, eqn in enumerate(eqns) if self._is_call(eqn, digest)]
-            for first, last in itertools.pairwise(calls):
-                yield eqns[first : last + 1]
+    def _is_call_of(self, digest: str) -> IsCall:
+        def is_call(eqn: Any) -> bool:
+            if eqn.primitive is not _jax.jit_p:
+                return False
+            return self._variants.canonical(fingerprint(eqn.params["jaxpr"]).digest) == digest
 
-    def _n_successive(self, digest: str, callers: Iterable[_Caller]) -> int:
-        return sum(
-            _longest_row(caller.jaxpr, lambda eqn: self._is_call(eqn, digest))
-            if caller.n_calls > 1
-            else 1
-            for caller in callers
-        )
-
-    def _is_call(self, eqn: Any, digest: str) -> bool:
-        return (
-            eqn.primitive is _jax.jit_p
-            and self._variants.canonical(fingerprint(eqn.params["jaxpr"]).digest) == digest
-        )
-
-
-def _longest_row(jaxpr: _jax.AnyJaxpr, counts: Callable[[Any], bool]) -> int:
-    """The most of these equations that wait for one another, in a jaxpr and what it holds."""
-    before: dict[Any, int] = {}
-    longest = 0
-    for eqn in _jax.equations(jaxpr):
-        length = max((before.get(x, 0) for x in eqn.invars if isinstance(x, _jax.Var)), default=0)
-        if counts(eqn):
-            length += 1
-        elif eqn.primitive in _jax.SUBPROGRAMS and eqn.primitive is not _jax.jit_p:
-            length += max((_longest_row(sub, counts) for sub in _jax.sub_jaxprs(eqn)), default=0)
-        if length:
-            longest = max(longest, length)
-            before.update(dict.fromkeys(eqn.outvars, length))
-    return longest
+        return is_call
 
 
 def _obstacle(site: CallSite) -> str:
