@@ -85,11 +85,11 @@ def goals(records: Sequence[Record], clock: Clock) -> list[Goal]:
 
 def run_goals(measured: Sequence[Turns], clock: Clock) -> list[Goal]:
     """All goals about run times that the measurements say something about."""
-    found = []
+    found, entries = [], by_label(measured)
     for name, contender in _CHOICES:
         runs = {
             entry: statistics.median(turns.ratio(contender, clock) for turns in processes)
-            for entry, processes in by_label(measured).items()
+            for entry, processes in entries.items()
             if all(contender in turns.run_s for turns in processes)
             and processes[0].settings != PROGRAMS[processes[0].program].tiny
         }

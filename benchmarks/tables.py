@@ -65,6 +65,10 @@ def _ratio(ours: Sequence[Line], baseline: Sequence[Line], measure: Callable[[Li
     ratios = [by_round[ln["round"]] / measure(ln) for ln in ours if ln["round"] in by_round]
     if ours is baseline or not ratios:
         return "1" if ours is baseline else "-"
+    return _with_spread(ratios)
+
+
+def _with_spread(ratios: Sequence[float]) -> str:
     spread = f" ({min(ratios):.2f}-{max(ratios):.2f})" if len(ratios) > 1 else ""
     return f"{statistics.median(ratios):.2f}x{spread}"
 
@@ -186,10 +190,7 @@ def runs(lines: Sequence[Line]) -> str:
 def _speed(processes: Sequence[Turns], contender: str, clock: Clock) -> str:
     """The median of the processes' ratios, with their spread; larger is faster."""
     ratios = [1 / turns.ratio(contender, clock) for turns in processes if contender in turns.run_s]
-    if not ratios:
-        return "-"
-    spread = f" ({min(ratios):.2f}-{max(ratios):.2f})" if len(ratios) > 1 else ""
-    return f"{statistics.median(ratios):.2f}x{spread}"
+    return _with_spread(ratios) if ratios else "-"
 
 
 def run_goals(lines: Sequence[Line]) -> str:

@@ -2,9 +2,9 @@
 
     python -m benchmarks.turns --suite cpu --out turns.jsonl
 
-Two processes that run one executable differ by some percent, two copies of it in one process by one
-or two: by where their memory happens to lie, and by which came first. So a run ratio near 1 is
-taken from here, over several processes, each of which compiles the contenders in another order;
+Two processes that run one executable differ by some percent, and two copies of it in one process
+still do, though less: by where their memory happens to lie, and by which came first. So a run ratio
+near 1 is taken from here, over several processes, each compiling the contenders in another order;
 what a cold start costs is measured by `python -m benchmarks`. A process is one line of JSON, and is
 not measured again if it is in the file already.
 """
