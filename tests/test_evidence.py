@@ -152,7 +152,7 @@ def test_tracers_of_an_enclosing_trace_are_not_kept():
     @jax.jit
     def outer(x):
         program = capture(lambda y: y * x, (2.0,), {}, {})
-        found.append(evidence_of(program, program, Variants()))
+        found.append(evidence_of(program, program, program, Variants()))
         return program.emit([x])
 
     with jax.checking_leaks():
@@ -164,8 +164,31 @@ def test_captured_arrays_are_not_kept():
     table = jnp.ones(3)
     structured = jitscope.outermost_jit(lambda x: x + table)
     structured.trace(1.0)
+    assert not _jax.consts(structured.reuse().evidence.source)
     assert not _jax.consts(structured.reuse().evidence.before)
     assert not _jax.consts(structured.reuse().evidence.after)
+
+
+def test_program_compiled_as_traced_compiles_what_it_has():
+    def potential(x, table):
+        return jnp.sin(x @ table).sum()
+
+    def leapfrog(x, table):
+        for _ in range(4):  # the last gradient of a step is the first one of the next
+            half = x - 0.1 * jax.grad(potential)(x, table)
+            x = half - 0.1 * jax.grad(potential)(half, table)
+            x = x - 0.1 * jax.grad(potential)(half, table)
+        return x
+
+    args = jnp.ones((2, 3)), jnp.ones((3, 3))
+    structured = jitscope.outermost_jit(leapfrog)
+    structured.trace(*args)
+    reuse = structured.reuse()
+    (report,) = reuse.report().programs
+    assert reuse.n_shared_calls == 0
+    assert report.n_equations == report.n_compiled == reuse.census.n_equations
+    assert report.n_equations == count(jax.make_jaxpr(leapfrog)(*args))
+    assert all(line.n_before == line.n_after for line in report.lines)
 
 
 def test_report_without_details_is_a_summary():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 from ..ir.constants import hoisted
@@ -57,13 +58,16 @@ def structured(program: Program, policy: PolicyLike, *, outline: bool, staged: b
         plan = plan.replacing(Structure.ROLLED, Structure.SHARED, _NO_LOOPS)
         plan = plan.replacing(Structure.STAGED, Structure.SHARED)
         plan = with_calls_outermost(plan, lifted, variants)
-        restructured = restructure(lifted, plan, variants)
+        source, restructured = lifted, restructure(lifted, plan, variants)
     else:
         plan = plan.replacing(Structure.STAGED, Structure.NESTED, _NO_STAGES)
         # Nothing found is used: then XLA gets the equations in their own order.
         source = lifted if _uses_repeats(census, plan) else as_written
         restructured, plan = _restructured(source, plan, variants)
-    return Structured(restructured, census, plan, evidence_of(lifted, restructured, variants))
+    # The search leaves out equations that repeat an earlier one on the same operands.
+    census = dataclasses.replace(census, n_equations=source.n_equations)
+    evidence = evidence_of(source, lifted, restructured, variants)
+    return Structured(restructured, census, plan, evidence)
 
 
 def _restructured(program: Program, plan: Plan, variants: Variants) -> tuple[Program, Plan]:

@@ -1,4 +1,4 @@
-"""What a report shows of a program beyond its census: (Program, Program, Variants) -> facts.
+"""What a report shows of a program beyond its census: (Programs, Variants) -> facts.
 
 *Evidence* is the program before and after restructuring, without the values it captures. It
 is looked at only when a report is asked for, so that keeping it costs nothing but its
@@ -34,12 +34,14 @@ class Evidence:
     """A program before and after restructuring, and what is known about similar bodies.
 
     Attributes:
+      source: what was restructured: ``before``, or as traced where nothing found is used.
       before: with constants hoisted and repeats outlined.
       after: restructured.
       variants: bodies that stand in for others.
       n_constants: operands of ``before``, the first ones, that are values the program captured.
     """
 
+    source: _jax.AnyJaxpr
     before: _jax.AnyJaxpr
     after: _jax.AnyJaxpr
     variants: Variants
@@ -217,7 +219,7 @@ class Evidence:
 
     def lines(self) -> tuple[Counts, Counts]:
         """Equations by the user's functions and lines, before and after."""
-        before = _by_key(self.before, _jax.user_stack, once=False)
+        before = _by_key(self.source, _jax.user_stack, once=False)
         return before, _by_key(self.after, _jax.user_stack, once=True)
 
 
@@ -227,7 +229,9 @@ def _is_backward(site: CallSite) -> bool:
     )
 
 
-def evidence_of(before: Program, after: Program, variants: Variants) -> Evidence | None:
+def evidence_of(
+    source: Program, before: Program, after: Program, variants: Variants
+) -> Evidence | None:
     """Evidence without the values that the program captures; None if it holds tracers.
 
     Tracers belong to a trace under way, which must not be kept alive.
@@ -236,6 +240,7 @@ def evidence_of(before: Program, after: Program, variants: Variants) -> Evidence
     if any(isinstance(value, _jax.Tracer) for value in values):
         return None
     return Evidence(
+        _jax.constants_as_operands(source.jaxpr),
         _jax.constants_as_operands(before.jaxpr),
         _jax.constants_as_operands(after.jaxpr),
         variants,
