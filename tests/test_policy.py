@@ -197,7 +197,11 @@ def test_body_that_outlining_made_and_that_is_worth_no_call_is_put_back():
 
 @pytest.mark.parametrize(
     "fields, least",
-    [({"n_uses": 15, "n_equations": 180}, "16 uses"), ({"n_equations": 11}, "180 saved equations")],
+    [
+        ({"n_uses": 7, "n_equations": 180}, "8 uses"),
+        ({"n_uses": 3, "n_equations": 180, "n_chained": 2}, "16 uses"),
+        ({"n_uses": 8, "n_equations": 11}, "180 saved equations"),
+    ],
 )
 def test_found_body_that_is_put_back_says_what_nested_calls_would_take(fields, least):
     light = {"n_heavy": 0, "n_chained": 0, "n_uses": 16, **fields}

@@ -59,6 +59,7 @@ from .primitives import (
     FUSED as FUSED,
     FUSED_CALLS as FUSED_CALLS,
     HEAVY as HEAVY,
+    LEAVES as LEAVES,
     NAME_ONLY as NAME_ONLY,
     PURE as PURE,
     REDUCTIONS as REDUCTIONS,
