@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any
 
 from .. import _jax
@@ -182,6 +182,18 @@ class _Counter:
         """How often each body is called from these call sites, in order."""
         return tuple(collections.Counter(map(self._digest, sites)).items())
 
+    def _callers(
+        self, jaxpr: _jax.AnyJaxpr, sites: Sequence[CallSite]
+    ) -> Iterator[tuple[str, Caller]]:
+        """A jaxpr as caller of each body that these sites in it call."""
+        index = {id(eqn): i for i, eqn in enumerate(_jax.equations(jaxpr))} if sites else {}
+        places: dict[str, list[int]] = {}
+        for site in sites:
+            outermost = site.around[0] if site.around else site.eqn
+            places.setdefault(self._digest(site), []).append(index[id(outermost)])
+        for digest, at in places.items():
+            yield digest, Caller(jaxpr, len(at), at[0], at[-1])
+
     def bodies(self, main: _jax.AnyJaxpr) -> tuple[Body, ...]:
         uses = dict.fromkeys(self._first, 0)
         executions = dict.fromkeys(self._first, 0)
@@ -194,8 +206,8 @@ class _Counter:
         def spread(
             jaxpr: _jax.AnyJaxpr, sites: Sequence[CallSite], n_executions: int, n_paths: int
         ) -> None:
-            for digest, n_calls in self.calls(sites):
-                callers[digest].append(Caller(jaxpr, n_calls))
+            for digest, caller in self._callers(jaxpr, sites):
+                callers[digest].append(caller)
             for site in sites:
                 digest = self._digest(site)
                 uses[digest] += 1

@@ -16,16 +16,30 @@ IsCall = Callable[[Any], bool]
 
 
 class Caller(NamedTuple):
-    """A jaxpr, and how many calls of the body there are in it."""
+    """The part of a jaxpr that calls the body.
+
+    Attributes:
+      jaxpr: with the calls in it or in what it holds.
+      n_calls: how many there are.
+      first: index of the first equation that is a call or holds one.
+      last: of the last one.
+    """
 
     jaxpr: _jax.AnyJaxpr
     n_calls: int
+    first: int
+    last: int
+
+    @property
+    def eqns(self) -> Sequence[Any]:
+        """Equations from the first call to the last: a program may have many other bodies."""
+        return _jax.equations(self.jaxpr)[self.first : self.last + 1]
 
 
 def n_successive(callers: Iterable[Caller], is_call: IsCall) -> int:
     """The most calls that wait for one another in a caller, added up over all callers."""
     return sum(
-        _longest_row(caller.jaxpr, is_call) if caller.n_calls > 1 else 1 for caller in callers
+        _longest_row(caller.eqns, is_call) if caller.n_calls > 1 else 1 for caller in callers
     )
 
 
@@ -33,22 +47,23 @@ def from_call_to_call(callers: Iterable[Caller], is_call: IsCall) -> Iterator[Se
     """Equations of a caller from each call to the next one, both included."""
     for caller in callers:
         if caller.n_calls > 1:
-            eqns = _jax.equations(caller.jaxpr)
+            eqns = caller.eqns
             calls = [i for i, eqn in enumerate(eqns) if is_call(eqn)]
             for first, last in itertools.pairwise(calls):
                 yield eqns[first : last + 1]
 
 
-def _longest_row(jaxpr: _jax.AnyJaxpr, is_call: IsCall) -> int:
-    """The most calls that wait for one another, in a jaxpr and what it holds."""
+def _longest_row(eqns: Sequence[Any], is_call: IsCall) -> int:
+    """The most calls that wait for one another, in equations and what they hold."""
     before: dict[Any, int] = {}
     longest = 0
-    for eqn in _jax.equations(jaxpr):
+    for eqn in eqns:
         length = max((before.get(x, 0) for x in eqn.invars if isinstance(x, _jax.Var)), default=0)
         if is_call(eqn):
             length += 1
         elif eqn.primitive in _jax.SUBPROGRAMS and eqn.primitive is not _jax.jit_p:
-            length += max((_longest_row(sub, is_call) for sub in _jax.sub_jaxprs(eqn)), default=0)
+            inner = map(_jax.equations, _jax.sub_jaxprs(eqn))
+            length += max((_longest_row(sub, is_call) for sub in inner), default=0)
         if length:
             longest = max(longest, length)
             before.update(dict.fromkeys(eqn.outvars, length))
