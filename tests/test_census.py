@@ -400,3 +400,21 @@ def test_census_prints_its_bodies():
     text = str(census_of(lambda x: f(f(x))))
     assert "2 calls of 1 bodies, 8 equations" in text
     assert "step" in text
+
+
+def test_residuals_are_what_no_neighbour_in_a_chain_gives_or_takes():
+    @jax.jit
+    def step(x, table):
+        return jnp.sin(x * table) * 0.1 + jnp.cos(x)
+
+    def loss(x, table):
+        for _ in range(4):
+            x = step(x, table)
+        return x.sum()
+
+    (forward,) = census_of(loss, X, X).bodies
+    assert (forward.n_boundary, forward.n_residuals) == (3, 0)
+    census = census_of(jax.grad(loss), X, X)
+    forward, backward = [body for body in census.bodies if body.n_uses > 2]
+    assert forward.n_residuals == forward.n_boundary - 3 > 0  # all but x, the table and the next x
+    assert backward.n_residuals == backward.n_boundary - 2  # all but the cotangent and the next one

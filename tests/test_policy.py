@@ -98,6 +98,17 @@ def test_body_stays_nested_when(fields, reason):
     assert reason in decision.reason
 
 
+def test_residuals_of_element_wise_steps_do_not_count_among_what_crosses_a_call():
+    def structure_of(**fields):
+        (decision,) = decide(body(n_heavy=0, **fields))
+        return decision.structure
+
+    assert structure_of(n_boundary=51, n_residuals=0) is Structure.NESTED
+    assert structure_of(n_boundary=51, n_residuals=1) is Structure.SHARED
+    (heavy,) = decide(body(grows=False, n_boundary=51, n_residuals=1))
+    assert heavy.structure is Structure.NESTED
+
+
 def test_calls_of_which_no_chain_grows_are_kept_where_little_crosses_them():
     for outlined, left in ((True, Structure.INLINE), (False, Structure.NESTED)):
         (decision,) = decide(body(grows=False, outlined=outlined, n_boundary=51))

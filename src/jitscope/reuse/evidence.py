@@ -149,7 +149,7 @@ class Evidence:
         """Digests of the bodies that a forward pass calls, itself or within other bodies."""
         calls: dict[str, list[str]] = {}
         for caller, site in self._sites:
-            if not _is_backward(site):
+            if not site.is_backward:
                 digest = self.variants.canonical(site.identity.digest)
                 calls.setdefault(caller, []).append(digest)
         found: set[str] = set()
@@ -221,12 +221,6 @@ class Evidence:
         """Equations by the user's functions and lines, before and after."""
         before = _by_key(self.source, _jax.user_stack, once=False)
         return before, _by_key(self.after, _jax.user_stack, once=True)
-
-
-def _is_backward(site: CallSite) -> bool:
-    return getattr(site.eqn.params["name"], "is_backward", False) or any(
-        map(_jax.is_transposed, (*site.around, site.eqn))
-    )
 
 
 def evidence_of(

@@ -28,6 +28,13 @@ class CallSite:
         return self.eqn.params["jaxpr"]
 
     @property
+    def is_backward(self) -> bool:
+        """Whether the call is in the backward pass of a gradient."""
+        return getattr(self.eqn.params["name"], "is_backward", False) or any(
+            map(_jax.is_transposed, (*self.around, self.eqn))
+        )
+
+    @property
     def identity(self) -> Fingerprint:
         return fingerprint(self.jaxpr)
 

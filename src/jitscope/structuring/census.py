@@ -52,6 +52,8 @@ class Body:
       calls: digests of the bodies it calls, with the number of call sites in it.
       n_chained: uses that take a result of another use.
       n_boundary: operands and results of one call.
+      n_residuals: those of them that no neighbour in a chain of calls gives or takes: results, or
+        operands in the backward pass of a gradient. 0 for a body that is in no chain.
       n_convolutions: those of the heavy equations that are convolutions.
       n_successive: those of its uses that wait for one another, at most; the others may run side
         by side. All of them for a body without heavy equations, and for one called in chains.
@@ -78,6 +80,7 @@ class Body:
     calls: tuple[tuple[str, int], ...] = ()
     n_chained: int = 0
     n_boundary: int = 0
+    n_residuals: int = 0
     n_convolutions: int = 0
     n_successive: int = 0
     grows: bool | None = None
@@ -168,9 +171,8 @@ class _Counter:
             digest = self._digest(site)
             if digest not in self._first:
                 body = self._variants.bodies.get(digest, site.jaxpr)
-                self._first[digest] = CallSite(
-                    site.eqn.replace(params={**site.eqn.params, "jaxpr": body}), site.trips
-                )
+                eqn = site.eqn.replace(params={**site.eqn.params, "jaxpr": body})
+                self._first[digest] = dataclasses.replace(site, eqn=eqn)
                 self._callees[digest] = list(call_sites(body))
                 self.visit(body)
                 self._finished.append(digest)
@@ -259,6 +261,7 @@ class _Counter:
             outlined=is_outlined(name),
             calls=self.calls(self._callees[digest]),
             n_boundary=len(open_.constvars) + len(open_.invars) + len(open_.outvars),
+            n_residuals=_n_residuals(site, links),
             grows=None,
             **counts,
         )
@@ -306,6 +309,16 @@ class _Counter:
             return self._variants.canonical(fingerprint(eqn.params["jaxpr"]).digest) == digest
 
         return is_call
+
+
+def _n_residuals(site: CallSite, links: Set[tuple[int, int]]) -> int:
+    if not links:
+        return 0
+    given, taken = zip(*links, strict=True)
+    open_ = _jax.opened(site.jaxpr)
+    if site.is_backward:
+        return len(open_.invars) - len(set(taken))
+    return len(open_.outvars) - len(set(given))
 
 
 def _obstacle(site: CallSite) -> str:

@@ -69,11 +69,12 @@ class Policy:
       min_saved_light: equations to be saved by a body without matrix product, convolution,
         loop or library call. XLA:CPU, element-wise chains of 12, 48, 96 equations: cold
         0.73x, 0.78x, 1.4x with 4 uses and 1.5x, 3.2x, 5.4x with 16.
-      min_equations_per_value: equations of such a body for each operand and result, and of any body
-        where it is known that no chain of calls would be fused into growing kernels. What crosses
-        a kept call is not fused: with 2 equations for each, element-wise chains run up to 4 times
-        as long, the adjoint of an ODE step (112 equations, 65 values) 1.09 times, and train steps
-        of Flax Linen and of a message-passing network 1.05 to 1.1 times; with 6 they run no longer.
+      min_equations_per_value: equations of such a body for each operand and result that is no
+        residual (`Body.n_residuals`), and for each one of any body where it is known that no chain
+        of calls would be fused into growing kernels. What crosses a kept call is not fused: with 2
+        equations for each, element-wise chains run up to 4 times as long, the adjoint of an ODE
+        step (112 equations, 65 values) 1.09 times, and train steps of Flax Linen and of a
+        message-passing network 1.05 to 1.1 times; with 6 they run no longer.
       min_saved: equations to be saved by all other bodies of the program together. XLA:CPU
         compiles like kernels once anyway: transformer blocks, forward only, start 0.88x, 0.96x,
         1.2x as fast with 8, 16, 24 layers (672, 1440, 2208 equations).
@@ -245,8 +246,8 @@ class Policy:
             # XLA fuses a chain into one kernel that grows; the rest it compiles one by one.
             # Kept, AdamW over 400 leaves of 64 elements compiles 1.3x faster, runs 1.06x as long.
             return Decision(Structure.NESTED, "element-wise, and its calls do not feed each other")
-        needed_equations = self.min_equations_per_value * body.n_boundary
         is_fused = not body.n_heavy or heavy.steady
+        needed_equations = self.min_equations_per_value * _n_crossing(body)
         if is_fused and body.n_equations < needed_equations:
             # Nested, layers are inlined in another order than that of the tracer, and may run
             # 1.05 times as long (message passing). Who marked them wants them traced once.
@@ -323,6 +324,16 @@ class _Heavy(NamedTuple):
     saved: int
     needed: int
     enough: int
+
+
+def _n_crossing(body: Body) -> int:
+    """Values that cross a call and would not, were it fused into its neighbours.
+
+    Residuals of element-wise steps cross from pass to pass in any case, or are made again and
+    again: gradients of 16 and 48 Runge-Kutta steps compile 35 and 120 times faster kept, and run
+    faster; of plain steps on large arrays 1.3 times faster, and run 1.05 times as long.
+    """
+    return body.n_boundary - (0 if body.n_heavy else body.n_residuals)
 
 
 def _saved(body: Body, n_uses: int) -> int:
