@@ -125,6 +125,12 @@ BEHAVIOURS = {
         """,
     "keyboard_interrupt": "import os, signal; os.kill(os.getpid(), signal.SIGINT)",
     "keyboard_interrupt_raised": "raise KeyboardInterrupt",
+    "keyboard_interrupt_after_a_jit": """
+        import atexit, os, signal, jax
+        atexit.register(print, "at exit")
+        jax.jit(lambda x: x + 1)(1.0)
+        os.kill(os.getpid(), signal.SIGINT)
+        """,
     "sigterm": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
     "sigterm_handled": """
         import os, signal, sys

@@ -21,7 +21,13 @@ from ..reuse.reuse_report import ReuseReport
 from ..settings import is_disabled, strict
 from .after_import import after_import
 from .cli_report import add_commands
-from .script import CannotRunError, own_traceback, run_module, run_script
+from .script import (
+    CannotRunError,
+    own_traceback,
+    remember_interrupt,
+    run_module,
+    run_script,
+)
 
 if TYPE_CHECKING:
     from ..reuse.records import Register
@@ -163,6 +169,9 @@ def _run(options: argparse.Namespace) -> int:
     except CannotRunError as error:
         atexit.unregister(finish)
         options.fail(str(error))
+    except KeyboardInterrupt:
+        finish.was_interrupted = True
+        raise
     return 0
 
 
@@ -200,7 +209,11 @@ def _start(observe: bool, registers: list[Register]) -> None:
 
 
 class _Report:
-    """Writes the report when the process that ran the script ends."""
+    """Writes the report when the process that ran the script ends.
+
+    Attributes:
+      was_interrupted: whether the script ended so.
+    """
 
     def __init__(
         self, registers: list[Register], observe: bool, path: str | None, json: str | None
@@ -210,10 +223,15 @@ class _Report:
         self._path = path
         self._json = json
         self._process = os.getpid()
+        self.was_interrupted = False
 
     def __call__(self) -> None:
-        if os.getpid() != self._process:
-            return  # a fork of it
+        if os.getpid() == self._process:  # else it is a fork of it
+            self._write_reports()
+        if self.was_interrupted:
+            remember_interrupt()
+
+    def _write_reports(self) -> None:
         try:
             text = self._text()
         except Exception as error:

@@ -15,7 +15,7 @@ import pkgutil
 import sys
 import types
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from ..settings import PACKAGE
@@ -171,6 +171,16 @@ def own_traceback(keep_inner: bool) -> Iterator[None]:
 
         sys.excepthook = excepthook
         raise
+
+
+def remember_interrupt() -> None:
+    """Tells the interpreter that the script ended by an interrupt, of which it is to die.
+
+    It remembers whether the last source text that it ran ended so, and reports are made by modules
+    that run some when they are imported, as ``dataclasses`` does.
+    """
+    with suppress(KeyboardInterrupt):
+        exec("raise KeyboardInterrupt")
 
 
 def _strip(error: BaseException | None, keep_inner: bool, seen: set[int]) -> None:

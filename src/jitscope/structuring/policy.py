@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self, TypeAlias
 
+from ..words import count
 from .callgraph import CallGraph
 from .census import Body, Census
 from .plan import Decision, LoopLimits, Plan, Structure
@@ -190,7 +191,8 @@ class Policy:
             where = outside if n_uses < body.n_uses else ""
             what = f"{self._call} with a convolution" if body.n_convolutions else self._call
             return Decision(
-                Structure.NESTED, f"{n_uses} uses{where}, {what} pays from {enough} uses"
+                Structure.NESTED,
+                f"{count(n_uses, 'use')}{where}, {what} pays from {enough} uses",
             )
         if body.n_equations < smallest:
             return Decision(Structure.NESTED, self._few_equations(body, smallest))
