@@ -61,11 +61,12 @@ def _full(
 _NESTED_ONCE = {"nested_jit": 1, "xla_late": 1}
 _FLAT_ONCE = {"jit": 1, **_NESTED_ONCE}
 _FLAT_NEVER = {name: 0 for name in _FLAT_ONCE}
+_SLOW_FLAT = ("lstm", "predator_prey")
 _NARROW = {"width": 64, "feed_forward": 256}
 # With fewer tokens, so that a step does not take most of a second.
 _WIDE = {"width": 512, "heads": 8, "feed_forward": 2048, "batch": 2, "sequence": 32}
 _OTHERS = [
-    _full(program.name, most_rounds=_NESTED_ONCE if program.name == "lstm" else None)
+    _full(program.name, most_rounds=_NESTED_ONCE if program.name in _SLOW_FLAT else None)
     for program in PROGRAMS.values()
     if program.name != "transformer" and not program.packages
 ]
