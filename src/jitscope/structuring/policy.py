@@ -18,9 +18,6 @@ from .plan import Decision, LoopLimits, Plan, Structure
 # Of a found body whose calls are not kept: with 400 uses (AdamW) they are lowered and compiled in
 # 0.87 of the time, with 9 and 11 (an ODE solver's steps) in 1.1 times the time of no calls.
 _MIN_NESTED = 16
-# The same where the calls do not feed each other and hold nothing heavy: an optimiser's updates of
-# 12 layers are lowered in 0.8 of the time, and compile and run as long as without calls.
-_MIN_NESTED_APART = 8
 _HEAVY = "matrix products or the like"
 """In reasons: what a body's ``n_heavy`` counts."""
 _OUTERMOST = (Structure.SHARED, Structure.ROLLED)
@@ -136,9 +133,10 @@ class Policy:
         for body, n_uses in graph.with_uses(kept):
             if body.n_heavy or body.fingerprint.digest in in_layers:
                 in_layers.update(callee for callee, _ in body.calls)
+            is_in_layer = body.fingerprint.digest in in_layers
             decision = (
                 self._unfit(body, n_uses)
-                or self._too_little(body, n_uses, heavy)
+                or self._too_little(body, n_uses, heavy, is_in_layer)
                 or self._better_within(body, graph, heavy)
                 or Decision(
                     Structure.SHARED,
@@ -151,9 +149,10 @@ class Policy:
                 if self.rolled and decision.structure is Structure.SHARED:
                     decision = Decision(Structure.ROLLED, decision.reason, Structure.SHARED)
             elif body.outlined and decision.structure is Structure.NESTED:
-                is_in_layer = body.fingerprint.digest in in_layers
                 decision = self._of_found(body, n_uses, is_in_layer, decision)
             decisions[body.fingerprint.digest] = decision
+        if not kept:
+            decisions |= self._as_traced(census, decisions)
         limits = LoopLimits(self.min_uses, self.min_saved_per_copy, self.max_stacked_bytes)
         return Plan(decisions, limits)
 
@@ -164,15 +163,38 @@ class Policy:
             # ran 1.04 times as long with its layer norms nested, and as long with its optimiser.
             reason = f"{nested.reason}; found in a body with {_HEAVY}"
             return Decision(Structure.INLINE, reason)
-        enough = _MIN_NESTED if body.n_heavy or body.is_chained else _MIN_NESTED_APART
-        if n_uses < enough:
-            least = f"{enough} uses"
+        if n_uses < _MIN_NESTED:
+            least = f"{_MIN_NESTED} uses"
         elif _saved(body, n_uses) < self.min_saved_light:
             least = f"{self.min_saved_light} saved equations"
         else:
             return nested
         reason = f"{nested.reason}; found, and nested calls pay from {least}"
         return Decision(Structure.INLINE, reason)
+
+    def _as_traced(self, census: Census, decisions: Mapping[str, Decision]) -> dict[str, Decision]:
+        """Found bodies back in line where nothing is kept.
+
+        XLA then gets the program that ``jax.jit`` would give it. With nested calls of several
+        bodies, which it inlines one after the other, it makes another order of it: a NumPyro model
+        and Flax with its optimiser start no faster so and run 1.03 times as long. A program that is
+        little but one body (AdamW) keeps its order and starts 1.1 times faster.
+        """
+        nested = [
+            body
+            for body in census.bodies
+            if body.outlined and decisions[body.fingerprint.digest].structure is Structure.NESTED
+        ]
+        most = max((_saved(body, body.n_uses) for body in nested), default=0)
+        if 2 * most >= census.n_equations:
+            return {}
+        why = "found, and no calls are kept: nested ones pay where they save half of the program"
+        return {
+            body.fingerprint.digest: Decision(
+                Structure.INLINE, f"{decisions[body.fingerprint.digest].reason}; {why}"
+            )
+            for body in nested
+        }
 
     def _unfit(self, body: Body, n_uses: int) -> Decision | None:
         """The decision for a body that no amount of equations makes worth a kept call."""
@@ -243,13 +265,15 @@ class Policy:
             return self.min_equations
         return max(self.min_equations * 3 // 2, self.min_equations_per_product * body.n_heavy)
 
-    def _too_little(self, body: Body, n_uses: int, heavy: _Heavy) -> Decision | None:
+    def _too_little(
+        self, body: Body, n_uses: int, heavy: _Heavy, is_in_layer: bool
+    ) -> Decision | None:
         if not body.n_heavy and not body.is_chained:
             # XLA fuses a chain into one kernel that grows; the rest it compiles one by one.
             # Kept, AdamW over 400 leaves of 64 elements compiles 1.3x faster, runs 1.06x as long.
             return Decision(Structure.NESTED, "element-wise, and its calls do not feed each other")
         is_fused = not body.n_heavy or heavy.steady
-        needed_equations = self.min_equations_per_value * _n_crossing(body)
+        needed_equations = self.min_equations_per_value * _n_crossing(body, is_in_layer)
         if is_fused and body.n_equations < needed_equations:
             # Nested, layers are inlined in another order than that of the tracer, and may run
             # 1.05 times as long (message passing). Who marked them wants them traced once.
@@ -281,7 +305,8 @@ class Policy:
 
         def wanted(inner: Body) -> bool:
             return not (
-                self._unfit(inner, inner.n_uses) or self._too_little(inner, inner.n_uses, heavy)
+                self._unfit(inner, inner.n_uses)
+                or self._too_little(inner, inner.n_uses, heavy, bool(body.n_heavy))
             )
 
         within = sum(
@@ -328,14 +353,16 @@ class _Heavy(NamedTuple):
     enough: int
 
 
-def _n_crossing(body: Body) -> int:
+def _n_crossing(body: Body, is_in_layer: bool) -> int:
     """Values that cross a call and would not, were it fused into its neighbours.
 
     Residuals of element-wise steps cross from pass to pass in any case, or are made again and
-    again: gradients of 16 and 48 Runge-Kutta steps compile 35 and 120 times faster kept, and run
-    faster; of plain steps on large arrays 1.3 times faster, and run 1.05 times as long.
+    again: kept, gradients of 16 and 48 Runge-Kutta steps compile 35 and 120 times faster, and run
+    faster; of plain steps on large arrays 1.3 times faster, and run 1.05 times as long. Between
+    the products of a layer there is no such row of steps.
     """
-    return body.n_boundary - (0 if body.n_heavy else body.n_residuals)
+    in_any_case = 0 if body.n_heavy or is_in_layer else body.n_residuals
+    return body.n_boundary - in_any_case
 
 
 def _saved(body: Body, n_uses: int) -> int:
