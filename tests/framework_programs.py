@@ -80,7 +80,12 @@ FRAMEWORK_PROGRAMS = {
         FrameworkProgram("mjx_step", {"rotate": 4, "quat_to_mat": 4, "normalize_with_norm": 4}),
         FrameworkProgram(
             "numpyro_potential",
-            {"model": 12, "wrapper": 12, "model_gradient": 12, "compute_log_probs_gradient": 12},
+            {
+                "model": 12,
+                "compute_log_probs": 12,
+                "model_gradient": 12,
+                "compute_log_probs_gradient": 12,
+            },
         ),
     )
 }
