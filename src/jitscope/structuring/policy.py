@@ -175,10 +175,10 @@ class Policy:
     def _as_traced(self, census: Census, decisions: Mapping[str, Decision]) -> dict[str, Decision]:
         """Found bodies back in line where nothing is kept.
 
-        XLA then gets the program that ``jax.jit`` would give it. With nested calls of several
-        bodies, which it inlines one after the other, it makes another order of it: a NumPyro model
-        and Flax with its optimiser start no faster so and run 1.03 times as long. A program that is
-        little but one body (AdamW) keeps its order and starts 1.1 times faster.
+        XLA then gets the program that ``jax.jit`` would give it, and makes the same of it. Nested
+        calls it inlines in another order than that of the tracer: a NumPyro model of several such
+        bodies starts no faster so and runs 1.04 times as long. A program that is little but one
+        body (AdamW) keeps its order and starts 1.1 times faster.
         """
         nested = [
             body
