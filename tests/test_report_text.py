@@ -151,7 +151,7 @@ def test_found_body_of_several_calls_of_a_function_says_what_it_holds():
     (several,) = [b for b in step.reuse().report().programs[0].bodies if b.n_equations == 24]
     assert (several.name, several.n_uses) == ("leaf", 8)
     assert several.n_of_its_name == 2
-    assert "; holds 2 calls of another leaf\n" in text.render(step.reuse().report(), width=250)
+    assert "; holds 2 calls of another leaf\n" in text.render(step.reuse().report(), width=200)
 
 
 def test_program_that_was_only_looked_at_is_promised_nothing():

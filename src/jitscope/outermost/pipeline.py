@@ -64,8 +64,9 @@ def structured(program: Program, policy: PolicyLike, *, outline: bool, staged: b
         # Nothing found is used: then XLA gets the equations in their own order.
         source = lifted if _uses_repeats(census, plan) else as_written
         restructured, plan = _restructured(source, plan, variants)
-    # The search leaves out equations that repeat an earlier one on the same operands.
-    census = dataclasses.replace(census, n_equations=source.n_equations)
+    if source is not lifted:
+        # The search left out equations that repeat an earlier one on the same operands.
+        census = dataclasses.replace(census, n_equations=source.n_equations)
     evidence = evidence_of(source, lifted, restructured, variants)
     return Structured(restructured, census, plan, evidence)
 
