@@ -64,7 +64,9 @@ def goals(records: Sequence[Record], clock: Clock) -> list[Goal]:
         if deep:
             speed_ups = {entry: 1 / value for entry, value in deep.items()}
             mean = statistics.geometric_mean(speed_ups.values())
+            best = statistics.geometric_mean(_fastest(records, clock)[entry] for entry in deep)
             each = ", ".join(f"{entry} {value:.3g}x" for entry, value in speed_ups.items())
+            each = f"with the fastest contender of each, by hand or not, {best:.3g}x; {each}"
             found.append(Goal(f"cold speed-up of deep programs, {name}", mean, 6, True, each))
     compile_s = {layers: _compile_s(records, layers) for layers in _DEPTHS}
     if all(compile_s.values()):
@@ -117,6 +119,15 @@ def _best(records: Sequence[Record], contender: str, clock: Clock) -> dict[str, 
     flat = _ratios(records, contender, BASELINE, clock.cold)
     nested = _ratios(records, contender, "nested_jit", clock.cold)
     return {entry: max(value, nested.get(entry, 0.0)) for entry, value in flat.items()}
+
+
+def _fastest(records: Sequence[Record], clock: Clock) -> dict[str, float]:
+    """Label of an entry to the cold speed-up of whichever contender starts first."""
+    fastest: dict[str, float] = {}
+    for contender in {record.contender for record in records}:
+        for entry, value in _ratios(records, contender, BASELINE, clock.cold).items():
+            fastest[entry] = max(fastest.get(entry, 0.0), 1 / value)
+    return fastest
 
 
 def _ratios(

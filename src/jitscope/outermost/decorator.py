@@ -8,7 +8,8 @@ from typing import Any, TypeVar, overload
 
 import jax
 
-from ..structuring.policy import Policy, PolicyLike, check_policy
+from ..structuring.checks import check_policy
+from ..structuring.policy import Policy, PolicyLike
 from ..subroutine.functions import check_returns, check_static_options, name_of
 from .jit import OutermostJit
 

@@ -22,7 +22,8 @@ from typing import Any
 import jax
 
 from ..settings import PACKAGE
-from ..structuring.policy import Policy, PolicyLike, check_policy
+from ..structuring.checks import check_policy
+from ..structuring.policy import Policy, PolicyLike
 from .standin import Installation, InstalledPjitFunction
 
 _INTERNAL = frozenset({"jax", "jaxlib", "jitscope"})

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self, TypeAlias
 from ..words import count
 from .callgraph import CallGraph
 from .census import Body, Census
+from .checks import check_settings, check_value
 from .plan import Decision, LoopLimits, Plan, Structure
 
 # Of a found body whose calls are not kept: with 400 uses (AdamW) they are lowered and compiled in
@@ -24,25 +25,6 @@ _OUTERMOST = (Structure.SHARED, Structure.ROLLED)
 """Calls within bodies of these structures are left to XLA to inline."""
 
 PolicyLike: TypeAlias = Callable[[Census], Plan]
-
-
-def check_policy(policy: Any) -> None:
-    """Refuses what is no policy.
-
-    Raises:
-      TypeError: `policy` is not callable, or a class.
-    """
-    if isinstance(policy, type):
-        raise TypeError(
-            f"policy must be an object, got the class {policy.__name__}. "
-            f"Did you mean {policy.__name__}()?"
-        )
-    if not callable(policy):
-        raise TypeError(
-            "policy must be callable from Census to Plan, such as jitscope.Policy(min_uses=2), "
-            f"got {policy!r}. To decide for one body, decorate its function with "
-            "jitscope.shared_subroutine(structure='shared')."
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,21 +90,12 @@ class Policy:
 
     def __new__(cls, *nameless: Any, **settings: Any) -> Self:
         if cls is Policy:
-            _check_settings(nameless, settings)
+            check_settings([field.name for field in dataclasses.fields(cls)], nameless, settings)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(field.default, bool):
-                if not isinstance(value, bool):
-                    raise ValueError(
-                        f"Policy({field.name}=...) must be True or False, got {value!r}."
-                    )
-            elif not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(
-                    f"Policy({field.name}=...) must be a positive whole number, got {value!r}."
-                )
+            check_value(field.name, getattr(self, field.name), isinstance(field.default, bool))
 
     def __call__(self, census: Census) -> Plan:
         graph = CallGraph(census)
@@ -320,20 +293,6 @@ class Policy:
             Structure.NESTED,
             f"{'loops' if self.rolled else 'calls kept'} within it save {within} equations, its "
             f"own would save {saved}",
-        )
-
-
-def _check_settings(nameless: tuple[Any, ...], settings: Mapping[str, Any]) -> None:
-    names = [field.name for field in dataclasses.fields(Policy)]
-    if nameless:
-        raise TypeError(
-            f"Policy() takes its settings by name, got {nameless[0]!r} without one. Write, for "
-            "example, Policy(min_uses=4); help(jitscope.Policy) says what each does."
-        )
-    if unknown := sorted(settings.keys() - set(names)):
-        raise TypeError(
-            f"Policy() got unknown setting(s) {', '.join(unknown)}. It takes "
-            f"{', '.join(names)}; help(jitscope.Policy) says what each does."
         )
 
 
