@@ -269,6 +269,42 @@ def test_calls_that_feed_each_other_are_counted():
     assert body_named(apart, "step").n_chained == 0
 
 
+def test_calls_that_feed_each_other_through_a_sum_are_counted():
+    f = step()
+
+    def between(glue, x):
+        for _ in range(3):
+            x = glue(f(x))
+        return x
+
+    def with_call(x):
+        return jax.jit(lambda x: x * 2)(x) + 1
+
+    def n_chained(glue):
+        found = census_of(lambda x: between(glue, x))
+        return body_named(found, "step").n_chained
+
+    assert n_chained(lambda x: x + 1) == n_chained(with_call) == 2
+    assert n_chained(lambda x: jnp.sort(x)) == n_chained(jnp.cumsum) == 0
+    assert n_chained(lambda x: jnp.ones_like(x)) == 0
+
+
+def test_gradient_of_steps_with_a_loss_each_is_a_chain():
+    f = named("f", lambda x, a: jnp.sin(x * a) * jnp.cos(x))
+
+    def loss(x, a):
+        total = 0.0
+        for _ in range(6):
+            x = f(x, a)
+            total = total + (x * x).sum()
+        return total
+
+    found = census_of(jax.grad(loss), 1.0, 2.0)
+    chained = [b for b in found.bodies if b.name == "f" and b.n_uses > 3]
+    assert len(chained) == 2 and all(b.is_chained for b in chained)
+    assert all(b.n_residuals > 0 for b in chained)
+
+
 def expert():
     return named("expert", lambda x, w: jnp.tanh(x @ w))
 

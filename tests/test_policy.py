@@ -98,6 +98,14 @@ def test_body_stays_nested_when(fields, reason):
     assert reason in decision.reason
 
 
+def test_products_need_nothing_between_them_where_a_chain_of_calls_would_grow():
+    for grows, structure_ in ((None, Structure.NESTED), (True, Structure.SHARED)):
+        (decision,) = decide(body(n_heavy=34, grows=grows))
+        assert decision.structure is structure_
+    (smallest,) = decide(body(n_heavy=9, n_equations=17, n_uses=99, grows=True))
+    assert "pays from 18 equations" in smallest.reason
+
+
 def test_residuals_of_element_wise_steps_do_not_count_among_what_crosses_a_call():
     def structure_of(**fields):
         (decision,) = decide(body(n_heavy=0, **fields))

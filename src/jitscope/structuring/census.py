@@ -23,7 +23,7 @@ from ..names import is_outlined, structure_of
 from .call_sites import CallSite, call_sites
 from .growth import between, grows
 from .rework import n_done_before
-from .rows import Caller, IsCall, from_call_to_call, n_successive
+from .rows import Caller, IsCall, from_call_to_call, links_between, n_successive
 from .variants import Variants
 
 _NO_VARIANTS = Variants()
@@ -50,7 +50,8 @@ class Body:
       obstacle: why calls of it cannot be restructured, or empty.
       outlined: found in the program rather than written as a subroutine.
       calls: digests of the bodies it calls, with the number of call sites in it.
-      n_chained: uses that take a result of another use.
+      n_chained: uses that take a result of another use, those of written bodies without heavy
+        equations also through element-wise equations between the two.
       n_boundary: operands and results of one call.
       n_residuals: those of them that no neighbour in a chain of calls gives or takes: results, or
         operands in the backward pass of a gradient. 0 for a body that is in no chain.
@@ -268,10 +269,26 @@ class _Counter:
         if body.n_heavy and not body.is_chained:
             row = n_successive(callers, self._is_call_of(digest))
             body = dataclasses.replace(body, n_successive=row)
+        elif not body.is_chained and not body.outlined:
+            body = self._chained_through_glue(body, callers)
         return dataclasses.replace(
             body,
             grows=self._grows(body, links, callers),
             n_done_before=self._n_done_before(body, callers),
+        )
+
+    def _chained_through_glue(self, body: Body, callers: Iterable[Caller]) -> Body:
+        """With the uses that take a result of the one before through a sum or the like.
+
+        So do the gradients of steps, each of which adds to what is differentiated.
+        """
+        digest = body.fingerprint.digest
+        stretches = from_call_to_call(callers, self._is_call_of(digest))
+        links = [found for stretch in stretches if (found := links_between(stretch))]
+        return dataclasses.replace(
+            body,
+            n_chained=max(body.n_chained, len(links)),
+            n_residuals=_n_residuals(self._first[digest], set().union(*links)),
         )
 
     def _n_done_before(self, body: Body, callers: Iterable[Caller]) -> int:

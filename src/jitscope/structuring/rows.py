@@ -53,6 +53,36 @@ def from_call_to_call(callers: Iterable[Caller], is_call: IsCall) -> Iterator[Se
                 yield eqns[first : last + 1]
 
 
+def links_between(eqns: Sequence[Any]) -> set[tuple[int, int]]:
+    """What a call gets from the one before, as it is or through element-wise equations.
+
+    Args:
+      eqns: of one caller, from a call to the next one of the same body.
+
+    Returns:
+      Positions of results of the first and of the operands of the second that are made of them.
+    """
+    one, *others, other = eqns
+    made_of: dict[Any, set[int]] = {var: {i} for i, var in enumerate(one.outvars)}
+    for eqn in others:
+        if _is_element_wise(eqn):
+            results = {i for x in _jax.variables(eqn.invars) for i in made_of.get(x, ())}
+            made_of.update(dict.fromkeys(eqn.outvars, results))
+    return {
+        (result, operand)
+        for operand, x in enumerate(other.invars)
+        if isinstance(x, _jax.Var)
+        for result in made_of.get(x, ())
+    }
+
+
+def _is_element_wise(eqn: Any) -> bool:
+    if eqn.primitive in _jax.FUSED_CALLS:
+        inner = (e for sub in _jax.sub_jaxprs(eqn) for e in _jax.equations(sub))
+        return all(map(_is_element_wise, inner))
+    return eqn.primitive in _jax.FUSED
+
+
 def _longest_row(eqns: Sequence[Any], is_call: IsCall) -> int:
     """The most calls that wait for one another, in equations and what they hold."""
     before: dict[Any, int] = {}
