@@ -167,6 +167,7 @@ LAYOUTS = {
     "data_and_tensor_parallel": Layout(unconstrained, auto_2d, **split_weights, x=P("data")),
     "features_sharded": Layout(unconstrained, auto_2d, x=P(None, "model")),
     "constraint_inside": Layout(constrained, auto_2d, x=P("data")),
+    "constraint_inside_input_split": Layout(constrained, auto_2d, x=P("data", "model")),
     "constraint_inside_tensor_parallel": Layout(constrained, auto_2d, **split_weights),
     "shard_map_inside": Layout(shard_map_inside, auto_2d, **split_weights, x=P("data")),
     "shard_map_outside": Layout(shard_map_outside, auto_2d, **split_weights, x=P("data")),
@@ -225,6 +226,10 @@ def test_sharded_program_is_that_of_plain_jit(name, transform):
         ("data_parallel", True),
         ("weights_sharded_over_data", True),
         ("data_and_tensor_parallel", True),
+        ("features_sharded", True),
+        ("constraint_inside", False),
+        ("constraint_inside_input_split", False),
+        ("constraint_inside_tensor_parallel", False),
         ("shard_map_inside", True),
         ("shard_map_outside", False),
         ("explicit_tensor_parallel", False),
@@ -252,7 +257,9 @@ def test_rolled_gradient_of_a_sharded_program_is_that_of_plain_jit(name, has_loo
         wanted = jax.jit(gradient(layout.build(plain, devices)))(*args)
         assert_same(result, wanted)
         assert_same_shardings(result, wanted)
-        assert ("ROLLED" in str(structured.reuse().plan)) == has_loops
+        plan = str(structured.reuse().plan)
+        assert ("ROLLED" in plan) == has_loops
+        assert ("its body constrains shardings" in plan) == name.startswith("constraint_inside")
 
 
 @pytest.mark.parametrize("name", ["data_and_tensor_parallel", "explicit_tensor_parallel"])

@@ -8,7 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_same, compiled_kernels, kept_calls, tagged_calls
+from helpers import (
+    assert_same,
+    compiled_kernels,
+    kept_calls,
+    share_all_policy,
+    tagged_calls,
+)
 from jax import export, lax
 from jax.extend.random import threefry2x32_p
 from jax.interpreters import mlir
@@ -182,6 +188,30 @@ def lines_in(function: str, text: str) -> list[str]:
     for callee in re.findall(r"\bcall @(\w+)", body):
         found += lines_in(callee, text)
     return found
+
+
+@pytest.mark.parametrize("in_body", [lambda x: (jnp.sin(x), x + 1), jnp.linalg.qr])
+def test_results_of_kept_bodies_can_be_wanted_in_another_layout(in_body):
+    """LAPACK wants its matrices by columns; XLA aborted if it could choose that for the call."""
+    body = jitscope.shared_subroutine(in_body)
+
+    def fun(a, b):
+        for _ in range(2):
+            first, second = body(a)
+            b = b + lax.linalg.triangular_solve(second, first, left_side=True)
+            a = a * 2
+        return b
+
+    args = jnp.eye(4) * 2 + 0.1, jnp.ones((4, 4))
+    function = jitscope.outermost_jit(fun, policy=share_all_policy())
+    lowered = function.lower(*args)
+    assert tagged_calls(lowered.as_text()) == 2
+    assert "LayoutConstraint" not in lowered.compile().as_text()
+    assert_same(function(*args), jax.jit(fun)(*args))
+
+    exported = export.export(function)(*args)  # in which JAX allows no layouts
+    assert tagged_calls(exported.mlir_module()) == 0
+    assert_same(exported.call(*args), jax.jit(fun)(*args))
 
 
 def test_kept_bodies_and_what_they_call_have_names_and_no_lines():

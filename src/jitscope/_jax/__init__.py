@@ -25,6 +25,7 @@ from .jaxprs import (
     equations as equations,
     has_input_effects as has_input_effects,
     has_ordered_effects as has_ordered_effects,
+    holds as holds,
     is_array_type as is_array_type,
     is_inexact as is_inexact,
     is_jaxpr as is_jaxpr,
@@ -67,6 +68,7 @@ from .primitives import (
     device_put_p as device_put_p,
     jit_p as jit_p,
     prng_name as prng_name,
+    sharding_constraint_p as sharding_constraint_p,
 )
 from .runtime import (
     HAS_INLINE_ENUM as HAS_INLINE_ENUM,

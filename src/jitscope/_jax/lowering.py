@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax._src.interpreters import ad, partial_eval as pe, remat as _remat
+from jax._src.interpreters.mlir import custom_call as _custom_call
 from jax._src.pjit import _pjit_lowering
 from jax._src.random.threefry2x32 import _threefry2x32_lowering
 from jax.extend import source_info_util
@@ -78,6 +79,8 @@ def structured_call_primitive(
         **_: Any,
     ) -> list[Any]:
         tags = attributes(_target(ctx), unit)
+        if ctx.module_context.lowering_parameters.for_export and _has_layouts(shared):
+            tags = {}  # JAX does not export what sets the layouts below
         body = shared
         if tags:
             body = _in_scope(shared, name)
@@ -85,6 +88,7 @@ def structured_call_primitive(
         out = _lower_jit(ctx, body, name, [args[i] for i in operands])
         if tags:
             _tag_call(ctx.module_context, out, tags)
+            out = _in_default_layouts(out) if _has_layouts(shared) else out
         return [out[i] for i in results]
 
     call_p.def_impl(as_jit(jit_p.bind))
@@ -111,6 +115,40 @@ def _lower_jit(
     """
     ctx = ctx.replace(primitive=jit_p, avals_in=body.in_avals, avals_out=body.out_avals)
     return _pjit_lowering(ctx, *args, **jit_params(body, name))
+
+
+def _has_layouts(body: AnyJaxpr) -> bool:
+    """Whether calls have several results, and XLA could choose the layout of one.
+
+    XLA:CPU aborts where one of several results of a kept call is wanted in another layout, as
+    LAPACK wants it: it adds a copy of all of them at once, which it cannot compile. (JAX 0.10.2
+    to 0.12.0.1; a single result is copied alone.)
+    """
+    return len(body.out_avals) > 1 and any(
+        aval.ndim + jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended) > 1
+        for aval in body.out_avals
+    )
+
+
+def _in_default_layouts(results: Sequence[Any]) -> list[Any]:
+    """The results of a kept call, in layouts that are not for XLA to choose."""
+    values, tree = mlir.ir_tree_registry.flatten(results)
+    return tree.unflatten(map(_in_default_layout, values))
+
+
+def _in_default_layout(value: Any) -> Any:
+    type_ = value.type
+    if type_.rank < 2 or not type_.has_static_shape:
+        return value
+    order = list(reversed(range(type_.rank)))
+    return _custom_call(
+        "LayoutConstraint",
+        result_types=[type_],
+        operands=[value],
+        api_version=1,
+        operand_layouts=[order],
+        result_layouts=[order],
+    ).result
 
 
 def _target(ctx: mlir.LoweringRuleContext) -> Target:

@@ -11,6 +11,7 @@ from jax.extend.core import Primitive, primitives
 
 custom_lin_p: Primitive = primitives.custom_lin_p
 jit_p: Primitive = primitives.jit_p
+sharding_constraint_p: Primitive = primitives.sharding_constraint_p
 device_put_p: Primitive = primitives.device_put_p
 
 SUBPROGRAMS: dict[Primitive, tuple[str, ...]] = {

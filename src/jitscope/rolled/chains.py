@@ -207,6 +207,10 @@ def _longest(line: Line, path: Sequence[Any]) -> _Segment:
     for atom in (*path[0].invars, *path[0].outvars):
         if not _jax.can_stack(atom.aval):
             return _Segment(0, 0, {}, f"values of type {atom.aval} cannot be stacked")
+    if _jax.holds(path[0].params["shared"], _jax.sharding_constraint_p):
+        # All rows of a stack are sharded alike. XLA gives the gradient of a first layer, whose
+        # input has the sharding of an argument, another one than those behind constraints.
+        return _Segment(0, 0, {}, "its body constrains shardings")
     origins = _origins(line, path)
     best = _Segment(0, 1, {}, "")
     why_not = ""
