@@ -269,11 +269,21 @@ def test_calls_that_feed_each_other_are_counted():
     assert body_named(apart, "step").n_chained == 0
 
 
+def repeated(fun):
+    def of_some_size(*args):
+        x, *others = args
+        for _ in range(5):
+            x = fun(x, *others)
+        return x
+
+    return of_some_size
+
+
 def test_calls_that_feed_each_other_through_a_sum_are_counted():
-    f = step()
+    f = named("step", repeated(lambda x: jnp.sin(x) * 2 + jnp.cos(x)))
 
     def between(glue, x):
-        for _ in range(3):
+        for _ in range(4):
             x = glue(f(x))
         return x
 
@@ -284,13 +294,15 @@ def test_calls_that_feed_each_other_through_a_sum_are_counted():
         found = census_of(lambda x: between(glue, x))
         return body_named(found, "step").n_chained
 
-    assert n_chained(lambda x: x + 1) == n_chained(with_call) == 2
+    assert n_chained(lambda x: x + 1) == n_chained(with_call) == 3
     assert n_chained(lambda x: jnp.sort(x)) == n_chained(jnp.cumsum) == 0
     assert n_chained(lambda x: jnp.ones_like(x)) == 0
+    f = step()
+    assert n_chained(lambda x: x + 1) == 0  # too small to be looked at
 
 
 def test_gradient_of_steps_with_a_loss_each_is_a_chain():
-    f = named("f", lambda x, a: jnp.sin(x * a) * jnp.cos(x))
+    f = named("f", repeated(lambda x, a: jnp.sin(x * a) * jnp.cos(x)))
 
     def loss(x, a):
         total = 0.0

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax._src.interpreters import ad, partial_eval as pe, remat as _remat
 from jax._src.interpreters.mlir import custom_call as _custom_call
 from jax._src.pjit import _pjit_lowering
@@ -125,7 +126,7 @@ def _has_layouts(body: AnyJaxpr) -> bool:
     to 0.12.0.1; a single result is copied alone.)
     """
     return len(body.out_avals) > 1 and any(
-        aval.ndim + jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended) > 1
+        aval.ndim + jnp.issubdtype(aval.dtype, jax.dtypes.extended) > 1
         for aval in body.out_avals
     )
 

@@ -27,6 +27,7 @@ from .rows import Caller, IsCall, from_call_to_call, links_between, n_successive
 from .variants import Variants
 
 _NO_VARIANTS = Variants()
+_FEWEST_IN_CHAIN = 4  # uses, and thrice as many equations: programs call many small functions
 _MOST_SPELLED_OUT = 2000  # equations; calls of what is larger are worth keeping in any case
 
 
@@ -50,8 +51,8 @@ class Body:
       obstacle: why calls of it cannot be restructured, or empty.
       outlined: found in the program rather than written as a subroutine.
       calls: digests of the bodies it calls, with the number of call sites in it.
-      n_chained: uses that take a result of another use, those of written bodies without heavy
-        equations also through element-wise equations between the two.
+      n_chained: uses that take a result of another use, those of written bodies of some
+        size without heavy equations also through element-wise equations between the two.
       n_boundary: operands and results of one call.
       n_residuals: those of them that no neighbour in a chain of calls gives or takes: results, or
         operands in the backward pass of a gradient. 0 for a body that is in no chain.
@@ -269,7 +270,11 @@ class _Counter:
         if body.n_heavy and not body.is_chained:
             row = n_successive(callers, self._is_call_of(digest))
             body = dataclasses.replace(body, n_successive=row)
-        elif not body.is_chained and not body.outlined:
+        elif (
+            not (body.is_chained or body.outlined)
+            and body.n_uses >= _FEWEST_IN_CHAIN
+            and n_equations >= 3 * _FEWEST_IN_CHAIN
+        ):
             body = self._chained_through_glue(body, callers)
         return dataclasses.replace(
             body,
