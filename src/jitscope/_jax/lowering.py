@@ -126,8 +126,7 @@ def _has_layouts(body: AnyJaxpr) -> bool:
     to 0.12.0.1; a single result is copied alone.)
     """
     return len(body.out_avals) > 1 and any(
-        aval.ndim + jnp.issubdtype(aval.dtype, jax.dtypes.extended) > 1
-        for aval in body.out_avals
+        aval.ndim + jnp.issubdtype(aval.dtype, jax.dtypes.extended) > 1 for aval in body.out_avals
     )
 
 
