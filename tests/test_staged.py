@@ -23,6 +23,7 @@ from helpers import (
     plain_result,
 )
 from jax import lax
+from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, PartitionSpec as P, SingleDeviceSharding
 from programs import PROGRAMS
 
@@ -965,6 +966,55 @@ def test_committed_arguments_say_where_it_runs():
         (params, x),
     ):
         assert_alike(staged(fun)(*args), jax.jit(fun)(*args))
+
+
+def with_layout(value, *order):
+    return jax.device_put(value, Format(Layout(order), value.sharding))
+
+
+def test_arguments_may_lie_otherwise_in_every_call():
+    function, plain = staged(step), jax.jit(step)
+    params, x = arguments()
+    with jax.default_device(jax.devices()[1]):
+        elsewhere = x + 0
+    assert not elsewhere.committed
+    orders = (0, 1), (1, 0)
+    # Which of the two is the default depends on the version of JAX.
+    (odd,) = [order for order in orders if not _jax.has_default_layout(with_layout(x, *order))]
+    transposed = [{**p, "w": with_layout(p["w"], *odd)} for p in params]
+    moved = with_layout(x, *odd)
+    for args in (
+        (params, x),
+        (params, np.asarray(x)),
+        (transposed, np.asarray(x)),
+        (params, x),
+        (params, elsewhere),
+        (params, elsewhere),
+        (transposed, x),
+        (transposed, x),
+        (params, moved),
+        (params, jax.device_put(x, jax.devices()[2])),
+        (params, x),
+    ):
+        assert_alike(function(*args), plain(*args))
+    program = staged_signature(function, params, x)
+    assert program.runs_in_stages((params, x), {})
+    for args in ((transposed, x), (params, moved)):
+        assert not program.runs_in_stages(args, {})
+
+
+def test_steps_look_at_arguments_once_and_at_results_where_jit_does():
+    def fun(params, x):
+        return jnp.log(loss(params, x) * x.sum())
+
+    function, args = staged(fun), arguments()
+    want = function(*args)
+    assert staged_signature(function, *args)._latest.unchecked == (_jax.JAXLIB >= (0, 11, 2))
+    assert_same(function(*args), want)
+    with jax.debug_infs(True):
+        assert_same(function(*args), want)
+        with pytest.raises(FloatingPointError):
+            function(args[0], 0 * args[1])
 
 
 def test_committed_argument_that_is_unused_has_no_say():

@@ -74,9 +74,15 @@ from .runtime import (
     HAS_INLINE_ENUM as HAS_INLINE_ENUM,
     JAXLIB as JAXLIB,
     VERSION as VERSION,
+    UncheckedCall as UncheckedCall,
+    checks_results as checks_results,
     direct_call as direct_call,
+    has_default_layout as has_default_layout,
     is_compiling as is_compiling,
+    lies_on as lies_on,
     placed as placed,
+    placements as placements,
+    unchecked_call as unchecked_call,
 )
 from .source import (
     current_source_line as current_source_line,

@@ -95,7 +95,7 @@ class Executables:
     def for_lowering(self, sharding: Any) -> StagedLowered:
         """All of them lowered for one device, for whoever wants to look at them."""
         lowered = dict(self._lowered(sharding))
-        steps = {key: [i for i, step in self._numbered() if _key(step) == key] for key in lowered}
+        steps = {key: [i for i, step in self._numbered() if key_of(step) == key] for key in lowered}
         return StagedLowered(
             lowered.values(),
             self._live_bytes(steps.values()),
@@ -119,7 +119,7 @@ class Executables:
         steps: dict[Any, list[int]] = {}
         for number, step in self._numbered():
             given = [shardings[slot] for slot in step.operands]
-            key = _key(step), tuple(given)
+            key = key_of(step), tuple(given)
             if key not in lowered:
                 lowered[key] = self._lower(step, given, sharding)
                 start = time.perf_counter()
@@ -144,7 +144,7 @@ class Executables:
         """What has to be compiled, with the first step that runs it; the largest first."""
         found: dict[Key, Step] = {}
         for step in self._stages.steps:
-            found.setdefault(_key(step), step)
+            found.setdefault(key_of(step), step)
         return dict(sorted(found.items(), key=lambda item: -self._size(item[1])))
 
     def _size(self, step: Step) -> int:
@@ -182,7 +182,7 @@ class Executables:
         ]
         start = time.perf_counter()
         with _named(self._stages.stages[step.stage]):
-            lowered = self._jitted(_key(step), step, sharding).lower(*types)
+            lowered = self._jitted(key_of(step), step, sharding).lower(*types)
         self._phases.add(lower_s=time.perf_counter() - start)
         return lowered
 
@@ -248,7 +248,8 @@ class StagedCompiled(tuple[Any, ...]):
         )
 
 
-def _key(step: Step) -> Key:
+def key_of(step: Step) -> Key:
+    """What a step runs."""
     return step.stage, step.donated
 
 

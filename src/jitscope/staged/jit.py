@@ -117,7 +117,7 @@ class StagedJit:
         @_jax.wraps(fun)
         def signature(*args: Any, **kwargs: Any) -> _Carrier:
             # At top level, JAX runs the function as plain Python, to find where a NaN came from.
-            if not supported or _jax.at_top_level() or jax.config.jax_debug_nans:
+            if not supported or _jax.at_top_level() or _jax.checks_results():
                 return _Carrier(None)
             return _Carrier(stage(args, kwargs))
 
@@ -127,6 +127,8 @@ class StagedJit:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _jax.checks_results():  # may have been asked for since the signature was traced
+            return self._as_one(*args, **kwargs)
         staged = self._signature(*args, **kwargs).staged
         result = UNSTAGED if staged is None else staged(args, kwargs)
         if result is UNSTAGED:
