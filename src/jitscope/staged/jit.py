@@ -117,7 +117,7 @@ class StagedJit:
         @_jax.wraps(fun)
         def signature(*args: Any, **kwargs: Any) -> _Carrier:
             # At top level, JAX runs the function as plain Python, to find where a NaN came from.
-            if not supported or _jax.at_top_level() or _jax.checks_results():
+            if not supported or _jax.at_top_level():
                 return _Carrier(None)
             return _Carrier(stage(args, kwargs))
 
@@ -127,9 +127,7 @@ class StagedJit:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _jax.checks_results():  # may have been asked for since the signature was traced
-            return self._as_one(*args, **kwargs)
-        staged = self._signature(*args, **kwargs).staged
+        staged = self._staged(self._signature, args, kwargs)
         result = UNSTAGED if staged is None else staged(args, kwargs)
         if result is UNSTAGED:
             return self._as_one(*args, **kwargs)
@@ -137,7 +135,7 @@ class StagedJit:
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """All stages, lowered; ``jax.jit``'s where the program is not staged."""
-        staged = self._signature.eval_shape(*args, **kwargs).staged
+        staged = self._staged(self._signature.eval_shape, args, kwargs)
         lowered = None if staged is None else staged.lower(args, kwargs)
         if lowered is None:
             return self._as_one.lower(*args, **kwargs)
@@ -145,9 +143,16 @@ class StagedJit:
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit(f).trace``, of the program as one executable."""
-        staged = self._signature.eval_shape(*args, **kwargs).staged
+        staged = self._staged(self._signature.eval_shape, args, kwargs)
         in_stages = staged is not None and staged.runs_in_stages(args, kwargs)
         return (self._traced if in_stages else self._as_one).trace(*args, **kwargs)
+
+    def _staged(
+        self, signature: Callable[..., _Carrier], args: tuple, kwargs: dict
+    ) -> StagedProgram | None:
+        if _jax.checks_results():  # which may change after the signature was traced
+            return None
+        return signature(*args, **kwargs).staged
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit(f).eval_shape``."""

@@ -230,10 +230,7 @@ class StagedProgram:
         )
 
     def _steps(self, executables: Mapping[Key, Callable[..., Any]]) -> tuple[_Run, ...]:
-        def call(key: Key) -> Callable[[Sequence[Any]], Any]:
-            return lambda operands: executables[key](*operands)
-
-        calls = {key: call(key) for key in executables}
+        calls = {key: _of_sequence(one) for key, one in executables.items()}
         return tuple(_run(step, calls[key_of(step)], step.operands) for step in self._stages.steps)
 
     def _unchecked_steps(self, calls: Mapping[Key, _jax.UncheckedCall | None]) -> tuple[_Run, ...]:
@@ -286,6 +283,10 @@ class StagedProgram:
 
 def _run(step: Step, call: Callable[[Sequence[Any]], Any], operands: Sequence[int]) -> _Run:
     return _Run(call, _reader(operands), slice(*step.results), step.dropped, step.released)
+
+
+def _of_sequence(call: Callable[..., Any]) -> Callable[[Sequence[Any]], Any]:
+    return lambda operands: call(*operands)
 
 
 def _delete(value: Any) -> None:
