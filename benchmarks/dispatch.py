@@ -5,6 +5,9 @@
 The functions do next to nothing, so a call's time is its dispatch. All contenders run in one
 process, in short turns one after another: the differences looked for are far smaller than the drift
 of a machine within a second. Prints a table, and with --json one line for each case and contender.
+
+The last case is what a staged program costs the host: layers that take and give the arrays of a
+train step, and whose work XLA folds away.
 """
 
 from __future__ import annotations
@@ -72,12 +75,42 @@ def _tree(leaves: dict[str, jax.Array]) -> jax.Array:
     return leaves["leaf_0"] + 1
 
 
+_N_WEIGHTS, _N_RESIDUALS = 8, 6
+
+
+def _layer(weights: Sequence[jax.Array], x: jax.Array) -> list[jax.Array]:
+    # Products are not made again in another stage, and XLA knows that those of integer zeros of
+    # this shape are zeros.
+    return [(x * 0) @ weights[i] for i in range(1 + _N_RESIDUALS)]
+
+
+def _layer_gradient(
+    weights: Sequence[jax.Array], residuals: Sequence[jax.Array], gradient: jax.Array
+) -> list[jax.Array]:
+    zero = sum(residuals, gradient) * 0
+    return [zero @ weight for weight in (weights[0], *weights)]
+
+
+def _train_step(params: Sequence[Sequence[jax.Array]], x: jax.Array) -> list[list[jax.Array]]:
+    saved, gradients = [], []
+    for weights in params:
+        x, *residuals = _layer(weights, x)
+        saved.append(residuals)
+    gradient = x
+    for weights, residuals in zip(reversed(params), reversed(saved), strict=True):
+        gradient, *of_weights = _layer_gradient(weights, residuals, gradient)
+        gradients.append(of_weights)
+    return gradients
+
+
 def _copy(fun: Any) -> Fun:
     # A function object of its own, since JAX shares caches between wrappers of one function.
     return types.FunctionType(fun.__code__, fun.__globals__, fun.__name__)
 
 
 def _contenders(fun: Fun) -> dict[str, Fun]:
+    if fun is _train_step:
+        return {"jit": jax.jit(fun), "staged": jitscope.outermost_jit(fun, staged=True)}
     return {
         # Twice: the difference of the first two is what the measurement itself cannot tell.
         "jit": jax.jit(_copy(fun)),
@@ -87,12 +120,20 @@ def _contenders(fun: Fun) -> dict[str, Fun]:
     }
 
 
-def _cases(leaves: int) -> dict[str, tuple[Fun, tuple[Any, ...]]]:
-    x = jnp.ones(8)
+def cases(leaves: int, layers: int) -> dict[str, tuple[Fun, tuple[Any, ...]]]:
+    """Name to a function and its arguments.
+
+    Args:
+        leaves: How many leaves the large argument has.
+        layers: How many layers of eight parameters the program has that is also staged.
+    """
+    x, one = jnp.ones(8), jnp.ones((1, 1), jnp.int32)
+    params = [[one + i for i in range(_N_WEIGHTS)] for _ in range(layers)]
     return {
         "1 small array": (_one_array, (x,)),
         "6 arrays": (_six_arrays, tuple(x + i for i in range(6))),
         f"tree of {leaves} leaves": (_tree, ({f"leaf_{i}": x + i for i in range(leaves)},)),
+        f"{layers} layers": (_train_step, (params, one)),
     }
 
 
@@ -105,19 +146,22 @@ def _turn(fun: Fun, arguments: tuple[Any, ...], n_calls: int) -> float:
     return (time.perf_counter() - start) / n_calls * 1e6
 
 
-def measure(turns: int = 200, leaves: int = 500, n_calls: int | None = None) -> list[Dispatch]:
+def measure(
+    turns: int = 200, leaves: int = 500, layers: int = 48, n_calls: int | None = None
+) -> list[Dispatch]:
     """Measures every case under every contender.
 
     Args:
         turns: How many samples of each.
         leaves: How many leaves the large argument has.
+        layers: How many layers of eight parameters the staged program has.
         n_calls: Calls a turn; by default as many as fill two milliseconds.
 
     Returns:
         One record for each case and contender, `jax.jit` first.
     """
     found = []
-    for case, (function, arguments) in _cases(leaves).items():
+    for case, (function, arguments) in cases(leaves, layers).items():
         contenders = _contenders(function)
         for fun in contenders.values():
             jax.block_until_ready(fun(*arguments))

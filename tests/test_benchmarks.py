@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import json
 import math
+import re
 
 import jax
 import numpy as np
@@ -279,10 +280,19 @@ def test_turns_are_a_process_a_program_and_resume(tmp_path, capsys):
 
 
 def test_dispatch_covers_every_contender():
-    found = dispatch.measure(turns=2, leaves=3, n_calls=2)
-    assert {one.contender for one in found} >= {"jit", "outermost_jit", "shared_subroutine"}
+    found = dispatch.measure(turns=2, leaves=3, layers=6, n_calls=2)
+    contenders = {"jit", "jit_again", "outermost_jit", "shared_subroutine", "staged"}
+    assert {one.contender for one in found} == contenders
     assert all(math.isfinite(one.ratio) for one in found)
     assert "tree of 3 leaves" in dispatch.table(found)
+
+
+def test_layers_of_the_dispatch_run_in_stages_that_have_nothing_to_do():
+    step, arguments = dispatch.cases(leaves=3, layers=12)["12 layers"]
+    lowered = jitscope.outermost_jit(step, staged=True).lower(*arguments)
+    assert lowered.n_runs == (12, 12)
+    computed = re.compile(r" (dot|multiply|add)\(")
+    assert not any(computed.search(stage.as_text()) for stage in lowered.compile())
 
 
 @pytest.mark.parametrize("program", outlining.PROGRAMS)
