@@ -999,6 +999,13 @@ def test_arguments_may_lie_otherwise_in_every_call():
         assert_alike(function(*args), plain(*args))
     program = staged_signature(function, params, x)
     assert program.runs_in_stages((params, x), {})
+    asked = [
+        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=Format(Layout(order), x.sharding))
+        for order in orders
+    ]
+    assert [program.runs_in_stages((params, one), {}) for one in asked] == [
+        o != odd for o in orders
+    ]
     for args in ((transposed, x), (params, moved)):
         assert not program.runs_in_stages(args, {})
 

@@ -150,10 +150,20 @@ def _placement(value: Any) -> tuple[Any, ...]:
 
 
 def has_default_layout(value: Any) -> bool:
-    """Whether it lies as results do that nobody asked a layout of; also what is no array does."""
-    if not isinstance(value, _ArrayImpl) or value.is_deleted():
+    """Whether it lies as results do that nobody asked a layout of; also what is no array does.
+
+    Args:
+      value: or the type of one, which may ask for a layout.
+    """
+    if isinstance(value, jax.ShapeDtypeStruct):
+        if value.format is None or value.format.layout is None:
+            return True
+        aval = _core.ShapedArray(value.shape, value.dtype)
+    elif isinstance(value, _ArrayImpl) and not value.is_deleted():
+        aval = value.aval
+    else:
         return True
-    return _pxla.is_default_layout(value.format.layout, value.sharding, value.aval)
+    return _pxla.is_default_layout(value.format.layout, value.sharding, aval)
 
 
 def placed(value: Any, sharding: Any) -> Any:

@@ -116,7 +116,7 @@ class StagedJit:
 
         @_jax.wraps(fun)
         def signature(*args: Any, **kwargs: Any) -> _Carrier:
-            # At top level, JAX runs the function as plain Python, to find where a NaN came from.
+            # At top level only under `jax.disable_jit`, where it is plain Python.
             if not supported or _jax.at_top_level():
                 return _Carrier(None)
             return _Carrier(stage(args, kwargs))
