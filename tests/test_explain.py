@@ -92,6 +92,25 @@ def test_jax_jit_function_is_compiled_both_ways_and_left_as_it_is():
     assert "not yet" not in shown
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["plain", "jit"])
+def test_jitted_function_is_compiled_for_where_its_arguments_lie(wrap):
+    mesh = jax.sharding.Mesh(jax.devices()[:4], "d")
+    x = jax.device_put(jnp.ones((8, 4)), jax.NamedSharding(mesh, jax.P("d")))
+    compiled = only(jitscope.explain(wrap(net), x, ARGS[1])).compiled
+    assert compiled.n_kept_calls == 0
+    assert compiled.argument_bytes == 64 * 64 + 2 * 4 * 4
+
+
+def test_donation_of_a_jitted_function_is_kept():
+    def write(x, n):
+        return x.at[n].set(1.0)
+
+    x = jnp.ones(1000)
+    for donated, n_copies in ((0, 0), ((), 1)):
+        fun = jax.jit(write, donate_argnums=donated, static_argnums=1)
+        assert only(jitscope.explain(fun, x, 2)).compiled.n_copies == n_copies
+
+
 def test_report_says_how_it_came_about():
     staged = jitscope.outermost_jit(net, staged=True)
     for fun, is_applied, note in (

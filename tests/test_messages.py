@@ -134,6 +134,11 @@ MISTAKES = {
         TypeError,
         ["static_argnums takes positions", "got 'n' of type str", "mean static_argnames?"],
     ),
+    "bytes as a name": (
+        lambda: shared_subroutine(static_argnames=b"n")(lambda x, n: x),
+        TypeError,
+        ["shared_subroutine(static_argnames=b'n')", "of type bytes", "'n' or ('n', 'mode')"],
+    ),
     "a position as a name, outermost": (
         lambda: outermost_jit(lambda x, n: x, static_argnames=1),
         TypeError,

@@ -423,6 +423,14 @@ def test_decorator_with_and_without_arguments():
     assert_same(with_options(X, n=2), jax.jit(lambda x: net(x) * 2)(X))
 
 
+class Scaled:
+    def __init__(self, k):
+        self.k = k
+
+    def __call__(self, model, x):
+        return x * self.k
+
+
 class Model:
     def __init__(self, scale):
         self.scale = scale
@@ -462,6 +470,25 @@ def test_methods(name):
         assert method.reuse().census.bodies[0].n_uses == 4
         assert method.__name__ == name
         assert method.__self__ is model
+
+
+@pytest.mark.parametrize(
+    "callable_object",
+    [functools.partial(lambda k, model, x: x * k, 3.0), Scaled(3.0)],
+    ids=["partial", "object"],
+)
+def test_callable_object_as_a_method(callable_object):
+    class Holder:
+        scaled = outermost(callable_object, static_argnums=0)
+
+    holder = Holder()
+    np.testing.assert_array_equal(holder.scaled(X), 3 * X)
+
+
+def test_bound_methods_are_equal_as_those_of_jit_are():
+    first, second = Model(2.0), Model(2.0)
+    assert first.bare == first.bare and hash(first.bare) == hash(first.bare)
+    assert first.bare != second.bare and first.bare != first.static and first.bare != net
 
 
 def test_static_and_class_methods():

@@ -10,7 +10,7 @@ import pytest
 from jitscope.ir.fingerprint import Fingerprint
 from jitscope.structuring.callgraph import CallGraph
 from jitscope.structuring.census import Body, Census
-from jitscope.structuring.plan import Decision, Plan, Structure
+from jitscope.structuring.plan import Decision, LoopLimits, Plan, Structure
 from jitscope.structuring.policy import Policy
 
 
@@ -29,6 +29,16 @@ def census(*bodies):
     ]
     calls = tuple((b.fingerprint.digest, b.n_uses) for b in numbered)
     return Census("net", 10_000, tuple(numbered), calls)
+
+
+def test_subclass_may_have_settings_of_any_kind():
+    @dataclasses.dataclass(frozen=True)
+    class Scaled(Policy):
+        factor: float = 1.5
+
+    assert Scaled(factor=0.5, min_uses=2).factor == 0.5
+    with pytest.raises(ValueError, match="min_uses"):
+        Scaled(min_uses=-1)
 
 
 def decide(*bodies, policy=Policy()):  # noqa: B008 - frozen
@@ -339,6 +349,29 @@ def test_policy_is_a_value():
 # --- plans --------------------------------------------------------------------------------------
 
 SHARED = Decision(Structure.SHARED, "twelve uses")
+
+
+def test_structures_of_decisions_may_be_named():
+    assert Decision("shared", "twelve uses", otherwise="INLINE") == dataclasses.replace(
+        SHARED, otherwise=Structure.INLINE
+    )
+
+
+@pytest.mark.parametrize(
+    "make, error, parts",
+    [
+        (lambda: Decision("share", "x"), ValueError, ["Decision(structure=...)", "'shared'"]),
+        (lambda: Decision("shared", None), TypeError, ["reason in words", "None"]),
+        (lambda: Plan(3), TypeError, ["mapping from digests to decisions", "got 3", "Write, in"]),
+        (lambda: Plan({"a": "shared"}), TypeError, ["got 'shared' for 'a'", "Write, in"]),
+        (lambda: LoopLimits(-1), ValueError, ["LoopLimits(min_trip_count=...)", "got -1"]),
+        (lambda: LoopLimits(2, "a"), ValueError, ["min_saved_per_copy", "got 'a'"]),
+    ],
+)
+def test_what_is_no_plan_is_refused(make, error, parts):
+    with pytest.raises(error) as caught:
+        make()
+    assert all(part in str(caught.value) for part in parts), caught.value
 
 
 def test_body_that_a_plan_does_not_name_stays_nested():

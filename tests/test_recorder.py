@@ -9,7 +9,9 @@ import pytest
 from report_samples import layers
 
 import jitscope
+from jitscope.reuse import records
 from jitscope.reuse.seconds import Seconds
+from jitscope.settings import not_counting
 
 
 def programs(report):
@@ -188,6 +190,44 @@ def test_stats_know_the_latest_program_of_functions_that_are_alive():
     jax.clear_caches()
     gc.collect()
     assert len(jitscope.stats().programs) < n_before
+
+
+def test_stats_know_one_program_of_a_function_that_a_recording_knows_several_of():
+    with jitscope.recording() as record:
+        model = structured("retraced")
+        for n in range(1, 4):
+            model(jnp.ones(n))
+        assert programs(record.report()).count("retraced") == 3
+        assert programs(jitscope.stats()).count("retraced") == 1
+
+
+def test_failure_of_an_explanation_is_not_recorded():
+    with jitscope.recording() as record, not_counting():
+        records.note_failure("explained", ValueError("no plan"))
+    assert record.report().failures == ()
+
+
+def test_calls_that_ran_plain_are_told_for_the_block_alone():
+    @jitscope.shared_subroutine
+    def delayed(x):
+        return lambda: jnp.sin(x)
+
+    def net(x):
+        return delayed(x)()
+
+    def mine():
+        return [s for s in record.report().subroutines if s.name == "delayed"]
+
+    for n in (1, 2):
+        jax.jit(net)(jnp.ones(n))
+    with jitscope.recording() as record:
+        jitscope.explain(net, 1.0)
+        assert mine() == []
+        for n in (3, 4, 5):
+            jax.jit(net)(jnp.ones(n))
+    (mine,) = mine()
+    assert mine.n_plain_calls == 3
+    assert any(problem.startswith("3 calls ran as the plain function") for problem in mine.problems)
 
 
 def test_recording_can_be_printed_and_shown():

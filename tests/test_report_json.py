@@ -123,6 +123,12 @@ def test_loading_names_the_file(tmp_path):
         jitscope.report.load(path)
 
 
+@pytest.mark.parametrize("path", [None, True, 1])
+def test_loading_takes_a_path(path):
+    with pytest.raises(TypeError, match=f"load\\(\\) needs a path, got {path}"):
+        jitscope.report.load(path)
+
+
 def test_loading_what_is_not_there_says_how_to_make_one(tmp_path):
     path = str(tmp_path / "missing.json")
     with pytest.raises(FileNotFoundError, match=r"run --json FILE .*save\(train_step") as raised:

@@ -812,11 +812,14 @@ def test_failure_of_jitscope_leaves_one_executable_and_a_warning(monkeypatch):
 
 
 def test_error_of_a_running_stage_names_the_stage():
-    function, args = staged(step), arguments()
+    function, (params, x) = staged(step), arguments()
+    args = params, np.asarray(x)
     function(*args)
-    args[0][3]["w"].delete()
-    with pytest.raises(RuntimeError, match="deleted") as error:
-        function(*args)
+    with jax.transfer_guard("disallow"):
+        with pytest.raises(Exception, match="isallowed host-to-device"):
+            jax.jit(step)(*args)
+        with pytest.raises(Exception, match="isallowed host-to-device") as error:
+            function(*args)
     assert any("of a staged program" in note for note in error.value.__notes__)
 
 
@@ -1008,6 +1011,65 @@ def test_arguments_may_lie_otherwise_in_every_call():
     ]
     for args in ((transposed, x), (params, moved)):
         assert not program.runs_in_stages(args, {})
+
+
+def test_operands_are_looked_at_before_the_first_step():
+    seen = []
+
+    def fun(params, x):
+        jax.debug.callback(lambda: seen.append("ran"))
+        return step(params, x)
+
+    function = staged(fun, donate_argnums=0)
+    function(*arguments())
+    jax.effects_barrier()
+    seen.clear()
+    for wrong, error, text in (
+        (lambda w: w.delete(), RuntimeError, "Array has been deleted with shape=float32"),
+        (lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), TypeError, "not a valid JAX type"),
+    ):
+        params, x = arguments()
+        params[-1]["w"] = wrong(params[-1]["w"]) or params[-1]["w"]
+        for program in (function, jax.jit(fun, donate_argnums=0)):
+            with pytest.raises(error, match=text):
+                program(params, x)
+        assert not params[0]["w"].is_deleted()
+    jax.effects_barrier()
+    assert seen == []
+
+
+@pytest.mark.parametrize("kind", ["pinned_host", "unpinned_host"])
+def test_argument_in_another_memory_makes_one_executable(kind):
+    params, x = arguments()
+    kept = jax.device_put(
+        jnp.ones(3), jax.sharding.SingleDeviceSharding(x.device, memory_kind=kind)
+    )
+
+    def fun(params, x, kept):
+        return step(params, x), kept
+
+    function, plain = staged(fun), jax.jit(fun)
+    got, want = function(params, x, kept), plain(params, x, kept)
+    assert got[1].sharding == want[1].sharding
+    assert_alike(got[0], want[0])
+
+
+def test_captured_arrays_are_moved_under_a_transfer_guard():
+    captured = np.arange(3.0, dtype=np.float32)
+    function = staged(lambda params, x: (step(params, x), captured + x.sum()))
+    args = arguments()
+    with jax.transfer_guard("disallow_explicit"):
+        function(*args)
+
+
+def test_unused_argument_that_is_to_be_kept_makes_one_executable():
+    def fun(params, x, unused):
+        return step(params, x)
+
+    args = (*arguments(), jnp.ones((3, 3)))
+    for compiled in (jax.jit, staged):
+        with pytest.warns(UserWarning, match=r"donated buffers were not usable: float32\[3,3\]"):
+            compiled(fun, donate_argnums=2, keep_unused=True)(*args)
 
 
 def test_steps_look_at_arguments_once_and_at_results_where_jit_does():

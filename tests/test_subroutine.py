@@ -427,6 +427,22 @@ def test_log_that_the_function_itself_writes_to_does_not_retrace_it():
     assert log == ["ran"]
 
 
+def test_own_writes_do_not_take_the_place_of_what_is_known():
+    loud = False
+
+    @shared_subroutine
+    def block(x):
+        nonlocal loud
+        was, loud = loud, False
+        return x if was else 2 * x
+
+    assert float(block(1.0)) == 2.0
+    loud = True
+    assert float(block(1.0)) == 1.0
+    assert not loud
+    assert float(block(1.0)) == 2.0
+
+
 def test_closures_are_told_apart_by_what_they_captured():
     def body(k):
         return shared_subroutine(lambda x: x * k)
@@ -639,6 +655,60 @@ def test_method_computes_with_the_attributes_that_its_object_has_now():
     scaler.k = 7.0
     np.testing.assert_allclose(jax.jit(lambda x: net(x))(X), X * 7 * 7 * 5 * 2)
     np.testing.assert_allclose(scaler.apply(X), X * 2)
+
+
+class Gain:
+    __slots__ = ("k",)
+
+    def __init__(self, k):
+        self.k = k
+
+    @shared_subroutine
+    def of_slots(self, x):
+        return x * self.k
+
+    @functools.wraps(of_slots)
+    def behind_another_decorator(self, *args):
+        return Gain.of_slots(self, *args)
+
+
+@shared_subroutine
+def amplified(gain, x):
+    return x * gain.k
+
+
+@pytest.mark.parametrize(
+    "apply",
+    [
+        lambda gain, x: gain.of_slots(x),
+        lambda gain, x: Gain.of_slots(gain, x),
+        lambda gain, x: gain.behind_another_decorator(x),
+        amplified,
+    ],
+    ids=["method", "of the class", "decorated", "argument"],
+)
+def test_object_computes_with_what_it_holds_now_however_it_is_given(apply):
+    gain = Gain(2.0)
+    np.testing.assert_allclose(apply(gain, X), X * 2)
+    gain.k = 3.0
+    np.testing.assert_allclose(apply(gain, X), X * 3)
+    np.testing.assert_allclose(jax.jit(lambda x: apply(gain, apply(gain, x)))(X), X * 9)
+    del gain.k
+    with pytest.raises(AttributeError, match="k"):
+        apply(gain, X)
+
+
+def test_object_that_is_equal_by_value_is_not_equal_to_what_it_was():
+    @dataclasses.dataclass(unsafe_hash=True)
+    class Settings:
+        k: float
+
+    block = shared_subroutine(lambda settings, x: x * settings.k)
+    settings = Settings(2.0)
+    np.testing.assert_allclose(block(settings, X), X * 2)
+    settings.k = 3.0
+    np.testing.assert_allclose(block(settings, X), X * 3)
+    np.testing.assert_allclose(block(Settings(2.0), X), X * 2)
 
 
 def test_method_that_changes_its_object_is_traced_for_each_state():

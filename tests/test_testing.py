@@ -50,6 +50,23 @@ def test_other_subroutines_may_be_traced():
         jax.jit(lambda x: layer(x) + other(x)[:1] + other(x[:1]))(X)
 
 
+def test_subroutine_is_known_by_its_code_and_not_by_its_name():
+    layer = subroutine(16)
+    again = jitscope.shared_subroutine(layer.__wrapped__, name="another name")
+    other = jitscope.shared_subroutine(lambda x: x / 3, name="layer16")
+    with pytest.raises(AssertionError, match="layer16 .* was traced 1 time"):
+        with assert_max_traces(0, of=again):
+            jax.jit(again)(X)
+    with assert_max_traces(0, of=layer):
+        jax.jit(other)(X)
+
+
+def test_name_of_no_subroutine_is_told():
+    with pytest.raises(AssertionError, match="'lyer'. checked nothing.*there are: .*layer17"):
+        with assert_max_traces(1, of="lyer"):
+            jax.jit(subroutine(17))(X)
+
+
 def test_error_in_the_block_is_not_hidden():
     with pytest.raises(KeyError), assert_max_traces(0):
         raise KeyError

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jitscope
 from jitscope import _jax
 from jitscope.ir.fingerprint import fingerprint
 from jitscope.ir.program import capture
@@ -48,6 +49,26 @@ def shared(program, variants):
     census = take_census(program, variants)
     plan = Plan({b.fingerprint.digest: Decision(Structure.SHARED, "") for b in census.bodies})
     return restructure(program, plan, variants)
+
+
+def test_calls_with_other_operands_than_the_body_are_no_links_of_its_chain():
+    @jitscope.shared_subroutine
+    def layer(weights, carry):
+        x = carry[0]
+        h = jnp.tanh((x - x.mean(-1, keepdims=True)) @ weights)
+        return x + h / jnp.sqrt((h**2).mean(-1, keepdims=True) + 1e-5), weights
+
+    def net(params, x):
+        carry = (x,)  # and two leaves from the second call on
+        for weights in params:
+            carry = layer(weights, carry)
+        return carry[0]
+
+    args = [jnp.eye(4)] * 16, jnp.ones((2, 4))
+    model = jitscope.outermost_jit(net)
+    np.testing.assert_allclose(model(*args), net(*args), rtol=1e-5)
+    (body,) = model.reuse().census.bodies
+    assert (body.n_uses, body.n_chained) == (16, 14)
 
 
 def assert_merged(fun, *args):

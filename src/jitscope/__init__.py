@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import report as report, testing as testing
-    from .auditing import AuditReport as AuditReport, audit as audit
+    from .auditing import AuditFinding as AuditFinding, AuditReport as AuditReport, audit as audit
     from .explanation import compare as compare, explain as explain
     from .outermost.decorator import outermost_jit as outermost_jit
     from .reuse.recorder import recording as recording, stats as stats
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         Structure as Structure,
     )
     from .structuring.policy import Policy as Policy
+    from .subroutine.counters import SubroutineStats as SubroutineStats
     from .subroutine.decorator import shared_subroutine as shared_subroutine
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ __version__ = "0.1.0"
 # Imported when first used: `python -m jitscope run` must not import JAX before the script
 # has set it up through the environment.
 _HOMES = {
+    "AuditFinding": "auditing",
     "AuditReport": "auditing",
     "Body": "structuring.census",
     "Census": "structuring.census",
@@ -42,6 +44,7 @@ _HOMES = {
     "Reuse": "reuse.reuse",
     "ReuseReport": "reuse.reuse_report",
     "Structure": "structuring.plan",
+    "SubroutineStats": "subroutine.counters",
     "audit": "auditing",
     "compare": "explanation",
     "disabled": "settings",

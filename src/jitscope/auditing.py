@@ -96,6 +96,9 @@ def audit(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> AuditReport:
       A record with the subroutines whose calls trace to different bodies though their
       arguments have one signature.
 
+    Raises:
+      TypeError: `fun` is not callable. Errors of the function itself pass through.
+
     Examples:
       >>> import jax, jax.numpy as jnp, jitscope
       >>> calls = []

@@ -30,6 +30,7 @@ from .reuse.reuse import Reuse
 from .reuse.reuse_report import ReuseReport
 from .reuse.seconds import Seconds
 from .settings import not_counting
+from .staged.executables import asked_sharding
 from .structuring.policy import Policy
 from .subroutine.functions import name_of
 
@@ -64,6 +65,8 @@ def explain(
     Raises:
       TypeError: `fun` is not callable. Errors of the function itself pass through.
       ImportError: what compiles for the target is not installed; the message says what is needed.
+      RuntimeError: JAX has left out what compiles for the target; the message says how to have it.
+      ValueError: there is no such target, or no array among the arguments.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jitscope
@@ -93,6 +96,9 @@ def compare(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> ReuseRepor
 
     Returns:
       As `explain`, with the counts of the plain program in ``.programs[0].plain``.
+
+    Raises:
+      TypeError: `fun` is not callable. Errors of the function itself pass through.
     """
     return _explained(fun, args, kwargs, with_plain=True)
 
@@ -211,8 +217,13 @@ def _of_jitted(fun: Any, args: tuple, kwargs: dict[str, Any]) -> _Both:
     with phases.structuring():
         restructured = structurer._pipeline(program, phases)
     phases.add(trace_s=time.perf_counter() - start)
-    shapes = [
-        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in _jax.opened(traced.jaxpr).invars
+    infos = jax.tree.leaves(traced.args_info)
+    donated = tuple(i for i, info in enumerate(infos) if info.donated)
+    types = [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=asked)
+        for aval, asked in zip(
+            jax.tree.leaves(traced.in_avals), _asked(args, kwargs, len(infos)), strict=True
+        )
     ]
 
     def compiled(program: Program) -> Compiled:
@@ -220,7 +231,7 @@ def _of_jitted(fun: Any, args: tuple, kwargs: dict[str, Any]) -> _Both:
             return program.emit(leaves)
 
         emitted.__name__ = emitted.__qualname__ = name
-        return _compiled(_jax.jit(emitted), tuple(shapes), {})
+        return _compiled(_jax.jit(emitted, donate_argnums=donated), tuple(types), {})
 
     return _Both(
         structurer.reuse,
@@ -228,6 +239,15 @@ def _of_jitted(fun: Any, args: tuple, kwargs: dict[str, Any]) -> _Both:
         lambda: compiled(program),
         is_jitted=True,
     )
+
+
+def _asked(args: tuple, kwargs: dict[str, Any], n_operands: int) -> list[Any]:
+    """The sharding that each operand asks for; none where static arguments hide which is which."""
+    leaves = jax.tree.leaves((args, kwargs))
+    for operands in (leaves, list(filter(is_array, leaves))):
+        if len(operands) == n_operands:
+            return list(map(asked_sharding, operands))
+    return [None] * n_operands
 
 
 def _explained_for(

@@ -8,14 +8,14 @@ message says why.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import ContextDecorator
 from typing import Any
 
 from .outermost.jit import OutermostJit
 from .report import text
 from .reuse.body_report import BodyReport
-from .reuse.retraces import subroutine_reports
+from .reuse.retraces import counts_so_far, subroutine_reports
 from .reuse.reuse_report import ProgramReport, ReuseReport, SubroutineReport
 from .settings import not_counting
 from .structuring.plan import Structure
@@ -66,14 +66,15 @@ def assert_max_traces(
             f"assert_max_traces(of=...) takes a shared subroutine or the name of some, got {of!r}, "
             "whose traces are not counted. Decorate it with jitscope.shared_subroutine."
         )
-    return _MaxTraces(n, of if of is None or isinstance(of, str) else of.__name__)
+    return _MaxTraces(n, of if isinstance(of, (str, type(None))) else _code(of))
 
 
 class _MaxTraces(ContextDecorator):
     """What `assert_max_traces` returns."""
 
-    def __init__(self, n: int, name: str | None) -> None:
-        self._n, self._name = n, name
+    def __init__(self, n: int, of: Hashable) -> None:
+        """`of` is a name, a subroutine's code, or None for all subroutines."""
+        self._n, self._of = n, of
         self._is_used = False
 
     def __call__(self, fun: Any) -> Any:
@@ -82,19 +83,27 @@ class _MaxTraces(ContextDecorator):
         return super().__call__(fun)
 
     def _recreate_cm(self) -> _MaxTraces:  # for each of those calls
-        return _MaxTraces(self._n, self._name)
+        return _MaxTraces(self._n, self._of)
 
     def __enter__(self) -> None:
         self._is_used = True
-        self._before = subroutine_reports()
+        self._before = counts_so_far()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            return
+        known = sorted({stats.name for stats in counts_so_far().values()})
+        if isinstance(self._of, str) and self._of not in known:
+            raise AssertionError(
+                f"assert_max_traces(of={self._of!r}) checked nothing, since no shared subroutine "
+                f"has that name; there are: {', '.join(known) or 'none'}"
+            )
         found = [
             report
-            for report in subroutine_reports(self._before).values()
-            if (self._name is None or report.name == self._name) and report.n_traces > self._n
+            for code, report in subroutine_reports(self._before).items()
+            if self._of in (None, code, report.name) and report.n_traces > self._n
         ]
-        if found and kind is None:
+        if found:
             raise AssertionError("\n".join(_too_many_traces(report, self._n) for report in found))
 
     def __del__(self) -> None:
@@ -105,6 +114,10 @@ class _MaxTraces(ContextDecorator):
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+
+def _code(of: Any) -> Hashable:
+    return getattr(of, "__func__", of)._code
 
 
 def assert_max_bodies(

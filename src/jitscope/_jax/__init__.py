@@ -39,6 +39,7 @@ from .jaxprs import (
     sub_jaxprs as sub_jaxprs,
     trip_count as trip_count,
     variables as variables,
+    with_subprograms as with_subprograms,
 )
 from .lowering import (
     Target as Target,
@@ -75,10 +76,12 @@ from .runtime import (
     JAXLIB as JAXLIB,
     VERSION as VERSION,
     UncheckedCall as UncheckedCall,
+    check_operands as check_operands,
     checks_results as checks_results,
     direct_call as direct_call,
     has_default_layout as has_default_layout,
     is_compiling as is_compiling,
+    is_default_memory as is_default_memory,
     lies_on as lies_on,
     placed as placed,
     placements as placements,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from jax.extend.core import (
     primitives,
 )
 
-from .primitives import LEAVES
+from .primitives import LEAVES, SUBPROGRAMS
 
 AnyJaxpr = Any
 """A ``Jaxpr`` or ``ClosedJaxpr``: before JAX 0.11 the two are unrelated types."""
@@ -53,6 +53,23 @@ def sub_jaxprs(eqn: JaxprEqn) -> Sequence[AnyJaxpr]:
         for item in (value if isinstance(value, (tuple, list)) else (value,))
         if is_jaxpr(item)
     ]
+
+
+def with_subprograms(eqn: JaxprEqn, changed: Callable[[AnyJaxpr], AnyJaxpr]) -> JaxprEqn:
+    """An equation with what is nested in it exchanged, where its primitive allows that.
+
+    Args:
+      eqn: the equation; the same object is returned if nothing changes.
+      changed: called with each nested jaxpr; returns the very same to leave it.
+    """
+    changes: dict[str, Any] = {}
+    for name in SUBPROGRAMS.get(eqn.primitive, ()):
+        value = eqn.params[name]
+        before = value if isinstance(value, tuple) else (value,)
+        after = tuple(map(changed, before))
+        if any(a is not b for a, b in zip(after, before, strict=True)):
+            changes[name] = after if isinstance(value, tuple) else after[0]
+    return eqn.replace(params={**eqn.params, **changes}) if changes else eqn
 
 
 def holds(jaxpr: AnyJaxpr, primitive: Primitive) -> bool:
@@ -163,7 +180,6 @@ def new_equation(
     invars: Sequence[Any],
     outvars: Sequence[Var],
     params: Mapping[str, Any],
-    effects: Any = None,
 ) -> JaxprEqn:
     """An equation with the source line, name scope and context of ``template``."""
     return template.replace(
@@ -171,7 +187,6 @@ def new_equation(
         outvars=list(outvars),
         primitive=primitive,
         params=dict(params),
-        effects=effects,
     )
 
 

@@ -6,7 +6,7 @@ import operator
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -101,12 +101,15 @@ def _is_plain(aval: Any) -> bool:
     )
 
 
-def _is_on_one_device(sharding: Any) -> bool:
-    """And in the memory where values of this device lie unless asked otherwise."""
-    if len(sharding.device_set) != 1:
-        return False
-    (device,) = sharding.device_set
+def is_default_memory(sharding: Any) -> bool:
+    """Whether values lie in the memory of its devices where they lie unless asked otherwise."""
+    device = next(iter(sharding.device_set))
     return sharding.memory_kind in (None, device.default_memory().kind)
+
+
+def _is_on_one_device(sharding: Any) -> bool:
+    """And in its default memory."""
+    return len(sharding.device_set) == 1 and is_default_memory(sharding)
 
 
 def lies_on(device: Any, value: Any) -> bool:
@@ -147,6 +150,23 @@ def _placement(value: Any) -> tuple[Any, ...]:
         return _PLACEMENT(value)
     committed = bool(getattr(value, "committed", False))
     return committed, value.sharding if committed else None
+
+
+def check_operands(values: Iterable[Any]) -> None:
+    """Raises what JAX would when it runs a program on them, before anything has run.
+
+    Raises:
+      RuntimeError: one was deleted.
+      TypeError: one is the type of an array in place of an array.
+    """
+    for value in values:
+        if isinstance(value, _ArrayImpl):
+            value._check_if_deleted()
+        elif isinstance(value, jax.ShapeDtypeStruct):
+            raise TypeError(
+                f"Argument of shape {_core.ShapedArray(value.shape, value.dtype).str_short()} of "
+                f"type {type(value)} is not a valid JAX type."
+            )
 
 
 def has_default_layout(value: Any) -> bool:

@@ -66,11 +66,7 @@ class _Hoister:
         """One object per body, so that equal calls stay calls of one jaxpr."""
         key = -id(body)
         if key not in self._done:
-            open_ = _jax.opened(body)
-            self._done[key] = (
-                body,
-                _jax.closed_over(body, (), (), invars=[*open_.constvars, *open_.invars]),
-            )
+            self._done[key] = body, _jax.constants_as_operands(body)
         return self._done[key][1]
 
 

@@ -75,14 +75,7 @@ class _Lifter:
                     self._with_operands[id(body)] = (body, *_lifted(body, places))
                 _, lifted, literals = self._with_operands[id(body)]
                 return with_operands(eqn, self.jaxpr(lifted), literals)
-        changes: dict[str, Any] = {}
-        for name in _jax.SUBPROGRAMS.get(eqn.primitive, ()):
-            value = eqn.params[name]
-            inner = value if isinstance(value, tuple) else (value,)
-            new = tuple(map(self.jaxpr, inner))
-            if any(a is not b for a, b in zip(new, inner, strict=True)):
-                changes[name] = new if isinstance(value, tuple) else new[0]
-        return eqn.replace(params={**eqn.params, **changes}) if changes else eqn
+        return _jax.with_subprograms(eqn, self.jaxpr)
 
 
 def _may_merge(eqn: Any) -> bool:

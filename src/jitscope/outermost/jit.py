@@ -11,6 +11,7 @@ import functools
 import inspect
 import re
 import threading
+import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -218,7 +219,7 @@ class OutermostJit:
 
     def _note(self, made: Structured, plan: Plan, phases: Phases) -> None:
         self._latest = Reuse(made.census, plan, phases, made.evidence, self._is_applied)
-        records.note(self._latest)
+        records.note(self, self._latest)
         watch(self._latest)
 
 
@@ -228,7 +229,7 @@ class _BoundOutermostJit:
     def __init__(self, function: OutermostJit, instance: Any) -> None:
         self.__func__ = function
         self.__self__ = instance
-        self.__wrapped__ = function.__wrapped__.__get__(instance)
+        self.__wrapped__ = types.MethodType(function.__wrapped__, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -243,6 +244,17 @@ class _BoundOutermostJit:
                     "outermost_jit(static_argnums=0)."
                 )
             raise
+
+    def __eq__(self, other: object) -> bool:
+        """As of bound methods: of one function and the very same instance."""
+        return (
+            isinstance(other, _BoundOutermostJit)
+            and self.__func__ is other.__func__
+            and self.__self__ is other.__self__
+        )
+
+    def __hash__(self) -> int:
+        return hash((id(self.__func__), id(self.__self__)))
 
     def _first_parameter(self) -> str:
         """What JAX calls the instance in its messages."""

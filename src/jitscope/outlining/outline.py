@@ -82,7 +82,7 @@ class _Outliner:
 
     def _rebuilt(self, jaxpr: _jax.AnyJaxpr) -> _jax.AnyJaxpr:
         before = _jax.equations(jaxpr)
-        eqns = [self._with_outlined_parameters(eqn) for eqn in before]
+        eqns = [_jax.with_subprograms(eqn, self.jaxpr) for eqn in before]
         outvars = _jax.opened(jaxpr).outvars
         if len(eqns) > 1:
             line = self._line(eqns, list(map(self._tokens.of, eqns)))
@@ -105,16 +105,6 @@ class _Outliner:
 
     def _line(self, eqns: Sequence[Any], tokens: Sequence[Fingerprint]) -> Line:
         return Line(eqns, tokens, list(map(self._kinds.of, eqns, tokens)))
-
-    def _with_outlined_parameters(self, eqn: Any) -> Any:
-        changes: dict[str, Any] = {}
-        for name in _jax.SUBPROGRAMS.get(eqn.primitive, ()):
-            value = eqn.params[name]
-            several = value if isinstance(value, tuple) else (value,)
-            new = tuple(map(self.jaxpr, several))
-            if not all(map(_is, new, several)):
-                changes[name] = new if isinstance(value, tuple) else new[0]
-        return eqn.replace(params={**eqn.params, **changes}) if changes else eqn
 
     # --- rounds: what repeats, what then still repeats, ... -------------------------------
 

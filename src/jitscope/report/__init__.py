@@ -4,8 +4,9 @@
 """
 
 from .files import load as load, save as save
+from .json import ReportFormatError as ReportFormatError
 
-__all__ = ["load", "save"]
+__all__ = ["ReportFormatError", "load", "save"]
 
 
 def __dir__() -> list[str]:

@@ -88,9 +88,12 @@ def load(path: str | os.PathLike[str]) -> ReuseReport:
     """Reads a report that `save` wrote as JSON.
 
     Raises:
+      TypeError: it is no path.
       ReportFormatError: a ValueError; the file is no report that this version can read.
       OSError: there is no such file, or it cannot be read.
     """
+    if not isinstance(path, (str, os.PathLike)):  # a number would be a file that is open already
+        raise TypeError(f"load() needs a path, got {path!r} of type {type(path).__name__}.")
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             content = file.read()

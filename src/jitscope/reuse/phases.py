@@ -105,9 +105,9 @@ def _on_event(event: str, duration_secs: float, **details: object) -> None:
         del claims[name]  # a trace is one of the program that claimed it, and this is another
     if name in claims:
         claims[name].add(**{field: duration_secs})
-    elif name in _named and is_counting():
+    elif is_counting():
         with _lock:
-            found = list(_named[name])
+            found = list(_named.get(name, ()))
             if len(found) == 1:
                 found[0].add(**{field: duration_secs})
                 found[0].n_compiled += field == "compile_s"

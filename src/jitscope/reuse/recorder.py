@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
+from ..subroutine.counters import SubroutineStats
 from . import records
-from .retraces import subroutine_reports
-from .reuse_report import ReuseReport, SubroutineReport
+from .retraces import counts_so_far, subroutine_reports
+from .reuse_report import ReuseReport
 from .seconds import Seconds
 
 
@@ -17,7 +18,7 @@ class Recording:
     """What happens while a block of `recording` runs."""
 
     _register: records.Register
-    _before: dict[Hashable, SubroutineReport]
+    _before: dict[Hashable, SubroutineStats]
 
     def report(self, *, details: bool = True) -> ReuseReport:
         """What happened so far, as plain data; may be asked for in the block or after it.
@@ -69,7 +70,7 @@ def recording() -> Iterator[Recording]:
       >>> [program.n_equations for program in record.report().programs]
       [2]
     """
-    before = subroutine_reports()
+    before = counts_so_far()
     with records.registering() as register:
         yield Recording(register, before)
 

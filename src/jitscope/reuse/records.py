@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -52,16 +51,16 @@ class Register:
 
 
 _open: tuple[Register, ...] = ()
-_latest: weakref.WeakValueDictionary[int, Reuse] = weakref.WeakValueDictionary()
-_numbers = itertools.count()
+_latest: weakref.WeakKeyDictionary[Hashable, weakref.ref[Reuse]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def note(reuse: Reuse) -> None:
-    """Keeps the record of a program in every open register."""
+def note(function: Hashable, reuse: Reuse) -> None:
+    """Keeps the record of a program that an outermost function traced in every open register."""
     if is_counting():
         with _lock:
-            _latest[next(_numbers)] = reuse
+            _latest.pop(function, None)  # or it would keep its place in the order
+            _latest[function] = weakref.ref(reuse)
             for register in _open:
                 register.programs.append(reuse)
 
@@ -69,11 +68,13 @@ def note(reuse: Reuse) -> None:
 def latest() -> list[Reuse]:
     """The latest program of every outermost function that is still alive."""
     with _lock:
-        return [reuse for _, reuse in sorted(_latest.items())]
+        return [reuse for known in _latest.values() if (reuse := known()) is not None]
 
 
 def note_failure(program: str, error: BaseException) -> None:
     """Keeps the reason for which a program was left as it was."""
+    if not is_counting():
+        return
     with _lock:
         for register in _open:
             register.failures.append(Failure(program, f"{type(error).__name__}: {error}"))

@@ -16,29 +16,33 @@ _MAX_RETRACES = 32
 """Different reasons kept for one subroutine."""
 
 
+def counts_so_far() -> dict[Hashable, SubroutineStats]:
+    """Every shared subroutine of this process with its counts, by the code of the function."""
+    return {code: counters.record(counters.name) for code, counters in registry.all_counters()}
+
+
 def subroutine_reports(
-    since: Mapping[Hashable, SubroutineReport] | None = None,
+    since: Mapping[Hashable, SubroutineStats] | None = None,
 ) -> dict[Hashable, SubroutineReport]:
-    """Every shared subroutine of this process with its counts.
+    """Every shared subroutine of this process as plain data.
 
     Args:
-      since: what this function returned earlier; only what happened in between is counted,
+      since: what `counts_so_far` returned earlier; only what happened in between is counted,
         and only subroutines to which something happened are left.
 
     Returns:
       By the code of the function.
     """
-    stats = {code: counters.record(counters.name) for code, counters in registry.all_counters()}
-    reports = {code: subroutine_report(one, _place(code)) for code, one in stats.items()}
+    earlier = since or {}
+    reports = {
+        code: subroutine_report(stats, _place(code), earlier.get(code))
+        for code, stats in counts_so_far().items()
+    }
     if since is None:
         return reports
-    differences = (
-        (code, _difference(now, since.get(code), stats[code].was_asked_about))
-        for code, now in reports.items()
-    )
     return {
         code: report
-        for code, report in differences
+        for code, report in reports.items()
         if report.n_calls
         or report.n_traces
         or report.n_functions
@@ -47,31 +51,30 @@ def subroutine_reports(
     }
 
 
-def subroutine_report(stats: SubroutineStats, source: str) -> SubroutineReport:
-    """The counts of one subroutine as plain data."""
+def subroutine_report(
+    stats: SubroutineStats, source: str, since: SubroutineStats | None = None
+) -> SubroutineReport:
+    """The counts of one subroutine as plain data, less those of an earlier time."""
+    before = since or SubroutineStats(stats.name, 0, 0, 0, 0, {}, ())
     reasons = collections.Counter(stats.retrace_reasons)
+    plain = collections.Counter(stats.plain_calls) - collections.Counter(before.plain_calls)
+    seconds = stats.own.seconds - before.own.seconds
     report = SubroutineReport(
         name=stats.name,
         source=source,
-        n_calls=stats.n_calls,
-        n_traces=stats.n_traces,
-        n_reused=stats.n_reused,
-        n_functions=stats.n_functions,
-        n_plain_calls=sum(stats.plain_calls.values()),
-        retraces=_most_common(reasons),
-        n_compiled=stats.own.n_compiled,
-        seconds=dataclasses.replace(stats.own.seconds, trace_s=stats.trace_s),
+        n_calls=stats.n_calls - before.n_calls,
+        n_traces=stats.n_traces - before.n_traces,
+        n_reused=stats.n_reused - before.n_reused,
+        n_functions=stats.n_functions - before.n_functions,
+        n_plain_calls=plain.total(),
+        retraces=_most_common(reasons - collections.Counter(before.retrace_reasons)),
+        n_compiled=stats.own.n_compiled - before.own.n_compiled,
+        seconds=dataclasses.replace(seconds, trace_s=stats.trace_s - before.trace_s),
     )
-    return dataclasses.replace(
-        report,
-        problems=(
-            *_problems(report, stats.was_asked_about),
-            *(
-                f"{count(n, 'call')} ran as the plain function: {reason}"
-                for reason, n in stats.plain_calls.items()
-            ),
-        ),
-    )
+    problems = _problems(report, stats.was_asked_about) + [
+        f"{count(n, 'call')} ran as the plain function: {reason}" for reason, n in plain.items()
+    ]
+    return dataclasses.replace(report, problems=tuple(problems))
 
 
 def subroutine_stats() -> dict[str, SubroutineStats]:
@@ -96,29 +99,6 @@ def _problems(report: SubroutineReport, was_asked_about: bool) -> list[str]:
     if report.n_calls == 1:
         return ["called once, so there is nothing to share"]
     return []
-
-
-def _difference(
-    now: SubroutineReport, before: SubroutineReport | None, was_asked_about: bool
-) -> SubroutineReport:
-    if before is None:
-        return now
-    counts = {
-        name: getattr(now, name) - getattr(before, name)
-        for name in (
-            "n_calls",
-            "n_traces",
-            "n_reused",
-            "n_functions",
-            "n_plain_calls",
-            "n_compiled",
-            "seconds",
-        )
-    }
-    reasons = collections.Counter({r.reason: r.n_traces for r in now.retraces})
-    reasons.subtract({r.reason: r.n_traces for r in before.retraces})
-    report = dataclasses.replace(now, **counts, retraces=_most_common(+reasons))
-    return dataclasses.replace(report, problems=tuple(_problems(report, was_asked_about)))
 
 
 def _most_common(reasons: collections.Counter[str]) -> tuple[Retrace, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..report.titles import title
+from ..reuse.recorder import Recording
 from ..reuse.records import Register
 from ..reuse.reuse import Reuse
 from ..reuse.reuse_report import ProgramReport
@@ -83,15 +84,16 @@ def _n_equations(programs: list[Reuse]) -> int:
 
 
 def _seconds(register: Register) -> str:
-    ours = sum((reuse.phases.seconds for reuse in register.programs), Seconds())
+    report = Recording(register, {}).report(details=False)
+    ours, other = report.seconds, report.other
+    alone = sum((subroutine.seconds for subroutine in report.subroutines), Seconds())
+    alone_s = alone.lower_s + alone.compile_s
+    on_their_own = f"shared subroutines on their own {alone_s:.2f} s, " if alone_s else ""
     # What JAX lowers and compiles besides: single operations, functions jitted by libraries.
-    other = max(0.0, register.lower_s - ours.lower_s) + max(
-        0.0, register.compile_s - ours.compile_s
-    )
     return (
         f"trace {ours.trace_s:.2f} s (jitscope's part {ours.structure_s:.2f} s), "
-        f"lower {ours.lower_s:.2f} s, compile {ours.compile_s:.2f} s; "
-        f"lowering and compiling anything else {other:.2f} s"
+        f"lower {ours.lower_s:.2f} s, compile {ours.compile_s:.2f} s; lowering and compiling "
+        f"{on_their_own}anything else {other.lower_s + other.compile_s:.2f} s"
     )
 
 

@@ -40,10 +40,16 @@ class Place(NamedTuple):
 
 
 def place_of(committed: Sequence[Any]) -> Place | None:
-    """The place for these shardings of committed arguments; None if they name no single one."""
+    """The place for these shardings of committed arguments; None if they name no single one.
+
+    Nor is there one for arguments in another memory than the default, since what stages hand on
+    lies there.
+    """
     if not committed:
         return Place(None, 1)
     first = committed[0]
+    if not all(map(_jax.is_default_memory, committed)):
+        return None
     if any(s.device_set != first.device_set for s in committed):
         return None
     if all(isinstance(s, jax.sharding.SingleDeviceSharding) for s in committed):

@@ -121,7 +121,7 @@ class StagedJit:
                 return _Carrier(None)
             return _Carrier(stage(args, kwargs))
 
-        supported = options.keys() <= _SUPPORTED
+        supported = options.keys() <= _SUPPORTED and not options.get("keep_unused")
         self._signature = _jax.jit(
             signature, **{key: options[key] for key in _SIGNATURE if key in options}
         )

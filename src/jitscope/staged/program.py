@@ -177,6 +177,7 @@ class StagedProgram:
         latest = self._latest
         if latest and latest.default is default and latest.placements == placements:
             return latest
+        _jax.check_operands(used)
         if not all(map(_jax.has_default_layout, used)):
             return None
         committed = [sharding for is_committed, sharding, *_ in placements if is_committed]
@@ -215,7 +216,8 @@ class StagedProgram:
         # On several devices `jit` leaves donation to XLA, unless told where all results lie.
         if place.n_devices == 1 or None not in self._boundary.out_shardings:
             self._warn_of_unusable_donations()
-        constants = [jax.device_put(value, place.sharding) for value in self._stages.constants]
+        with jax.transfer_guard("allow"):  # as `jit` moves what it compiles in
+            constants = [jax.device_put(value, place.sharding) for value in self._stages.constants]
         if place.n_devices > 1:
             jitted = self._executables.jitted(place.sharding)
             return _Runs(self._steps(jitted), (), None, constants, place.sharding)

@@ -1,6 +1,6 @@
 """When the parts of a staged program run, and how long its values live.
 
-`stretches` says which equations run between which calls, `with_lifetimes` after which step
+`stretches_of` says which equations run between which calls, `with_lifetimes` after which step
 nobody reads a slot any more, `with_donation` which arguments that the caller gives up a step
 may write its results into. All are pure functions of equations or steps.
 """

@@ -288,7 +288,7 @@ class _Counter:
         So do the gradients of steps, each of which adds to what is differentiated.
         """
         digest = body.fingerprint.digest
-        stretches = from_call_to_call(callers, self._is_call_of(digest))
+        stretches = self._stretches(digest, callers)
         links = [found for stretch in stretches if (found := links_between(stretch))]
         return dataclasses.replace(
             body,
@@ -300,8 +300,7 @@ class _Counter:
         if not body.n_heavy or not body.is_in_a_row or body.outlined:
             return 0
         # The first will do: the calls that follow it are like it.
-        is_call = self._is_call_of(body.fingerprint.digest)
-        stretch = next(from_call_to_call(callers, is_call), ())
+        stretch = next(self._stretches(body.fingerprint.digest, callers), ())
         n_equations = sum(
             count_equations(sub, self._equation_memo)
             for eqn in stretch
@@ -319,10 +318,17 @@ class _Counter:
         if links:
             return grows(self._first[digest].jaxpr, links)
         if body.n_heavy and body.is_in_a_row:
-            for stretch in from_call_to_call(callers, self._is_call_of(digest)):
+            for stretch in self._stretches(digest, callers):
                 if period := between(stretch):
                     return grows(*period)
         return None
+
+    def _stretches(self, digest: str, callers: Iterable[Caller]) -> Iterator[Sequence[Any]]:
+        """Equations from each call to the next one, where both have the positions of the body."""
+        for stretch in from_call_to_call(callers, self._is_call_of(digest)):
+            ends = stretch[0], stretch[-1]
+            if all(fingerprint(eqn.params["jaxpr"]).digest == digest for eqn in ends):
+                yield stretch
 
     def _is_call_of(self, digest: str) -> IsCall:
         def is_call(eqn: Any) -> bool:

@@ -50,11 +50,11 @@ def check_settings(
         )
 
 
-def check_value(name: str, value: Any, is_switch: bool) -> None:
+def check_value(setting: str, value: Any, *, is_switch: bool = False) -> None:
     """Refuses what a setting cannot be.
 
     Args:
-      name: of the setting.
+      setting: as it is written.
       value: given for it.
       is_switch: whether it is on or off, else a positive whole number.
 
@@ -63,6 +63,28 @@ def check_value(name: str, value: Any, is_switch: bool) -> None:
     """
     if is_switch:
         if not isinstance(value, bool):
-            raise ValueError(f"Policy({name}=...) must be True or False, got {value!r}.")
+            raise ValueError(f"{setting} must be True or False, got {value!r}.")
     elif not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"Policy({name}=...) must be a positive whole number, got {value!r}.")
+        raise ValueError(f"{setting} must be a positive whole number, got {value!r}.")
+
+
+def check_decisions(decisions: Any, kind: type) -> None:
+    """Refuses what is no mapping from digests to decisions.
+
+    Args:
+      decisions: of a ``Plan``.
+      kind: the class of a decision.
+
+    Raises:
+      TypeError: it is something else.
+    """
+    wrong = "" if isinstance(decisions, Mapping) else repr(decisions)
+    for digest, decision in () if wrong else decisions.items():
+        if not isinstance(digest, str) or not isinstance(decision, kind):
+            wrong = f"{decision!r} for {digest!r}"
+    if wrong:
+        raise TypeError(
+            f"Plan() takes a mapping from digests to decisions, got {wrong}. Write, in a policy, "
+            "Plan({body.fingerprint.digest: Decision(Structure.SHARED, 'why') for body in "
+            "census.bodies})."
+        )

@@ -11,6 +11,8 @@ import enum
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from .checks import check_decisions, check_value
+
 
 class Structure(enum.Enum):
     """How the calls of a body appear in the compiled program."""
@@ -54,11 +56,27 @@ class Decision:
       structure: of its calls.
       reason: in words.
       otherwise: structure of calls that were to be ROLLED and cannot be.
+
+    A structure may be given by its name, too.
+
+    Raises:
+      ValueError: there is no such structure.
+      TypeError: the reason is no text.
     """
 
     structure: Structure
     reason: str
     otherwise: Structure = Structure.NESTED
+
+    def __post_init__(self) -> None:
+        for name in ("structure", "otherwise"):
+            found = Structure.named(getattr(self, name), f"Decision({name}=...)")
+            object.__setattr__(self, name, found)
+        if not isinstance(self.reason, str):
+            raise TypeError(
+                f"Decision({self.structure}, ...) needs the reason in words, got {self.reason!r}. "
+                "Reports show it."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +89,18 @@ class LoopLimits:
         out of a stack for it.
       max_stacked_bytes: what all loops together may copy in one run; also the memory that
         they take beside the calls they replace.
+
+    Raises:
+      ValueError: one of them is no positive whole number.
     """
 
     min_trip_count: int = 2
     min_saved_per_copy: int = 1
     max_stacked_bytes: int = 1 << 30
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            check_value(f"LoopLimits({field.name}=...)", getattr(self, field.name))
 
 
 _UNPLANNED = Decision(Structure.NESTED, "the plan does not name it")
@@ -89,10 +114,16 @@ class Plan:
       decisions: by the digest of the body's fingerprint. A body without an entry keeps its
         nested calls.
       loops: limits of the calls that are to be ROLLED.
+
+    Raises:
+      TypeError: the decisions are no mapping to `Decision`.
     """
 
     decisions: Mapping[str, Decision]
     loops: LoopLimits = LoopLimits()
+
+    def __post_init__(self) -> None:
+        check_decisions(self.decisions, Decision)
 
     def __getitem__(self, digest: str) -> Decision:
         return self.decisions.get(digest, _UNPLANNED)

@@ -75,6 +75,10 @@ class Policy:
         or out of a stack for it: a copy is two equations and, on a GPU, a kernel.
       max_stacked_bytes: what all loops together may copy into and out of stacks in one run,
         which also bounds the memory that they take.
+
+    Raises:
+      TypeError: a setting is unknown or given without its name; the message lists all of them.
+      ValueError: a setting is no positive whole number, or ``rolled`` not True or False.
     """
 
     min_uses: int = 4
@@ -96,8 +100,10 @@ class Policy:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            check_value(field.name, getattr(self, field.name), isinstance(field.default, bool))
+        for field in dataclasses.fields(Policy):  # a subclass has settings of its own
+            is_switch = isinstance(field.default, bool)
+            setting = f"Policy({field.name}=...)"
+            check_value(setting, getattr(self, field.name), is_switch=is_switch)
 
     def __call__(self, census: Census) -> Plan:
         graph = CallGraph(census)

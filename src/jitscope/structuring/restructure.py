@@ -86,19 +86,9 @@ class _Restructurer:
 
     def _append_rebuilt(self, eqn: Any, block: _Block) -> None:
         """The equation as it is, but for what is nested in it."""
-        changes: dict[str, Any] = {}
-        for name in _jax.SUBPROGRAMS[eqn.primitive]:
-            value = eqn.params[name]
-            if isinstance(value, tuple):
-                new: Any = tuple(map(self.jaxpr, value))
-                same = all(a is b for a, b in zip(new, value, strict=True))
-            else:
-                new = self.jaxpr(value)
-                same = new is value
-            if not same:
-                changes[name] = new
-        block.append(eqn.replace(params={**eqn.params, **changes}) if changes else eqn)
-        block.changed |= bool(changes)
+        rebuilt = _jax.with_subprograms(eqn, self.jaxpr)
+        block.append(rebuilt)
+        block.changed |= rebuilt is not eqn
 
     def _call(self, eqn: Any, block: _Block) -> None:
         # The census judged the first call of each body, and a policy may be the user's: each call

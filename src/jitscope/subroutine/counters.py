@@ -214,8 +214,10 @@ class Counters:
 
     def plain(self, reason: str) -> None:
         """Counts one call that ran as the plain function."""
+        if not is_counting():
+            return
         with self._lock:
-            self._plain[reason] += is_counting()
+            self._plain[reason] += 1
 
     def traced(
         self, signature: Signature, details: Details, again: str = "", seconds: float = 0.0

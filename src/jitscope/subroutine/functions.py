@@ -84,7 +84,7 @@ def check_static_options(decorator: str, name: str, options: Mapping[str, Any]) 
 
 def _is_such(value: Any, option: str) -> bool:
     """Whether a value may hold several, or is a number of another library."""
-    if isinstance(value, str):
+    if isinstance(value, (str, bytes)):
         return False
     return hasattr(value, "__iter__") or (
         option == "static_argnums" and hasattr(value, "__index__")

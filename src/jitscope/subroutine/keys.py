@@ -11,7 +11,8 @@ values are *equal* when their keys are:
 * functions by code, globals, defaults, attributes and captured values, recursively, and
   likewise ``functools.partial`` and bound methods;
 * hashable objects whose class defines ``==`` by type and that ``==``;
-* arrays, modules and everything else by identity.
+* arrays, modules and everything else by identity, and an object that is an argument also by the
+  attributes that it has at the call.
 
 A key holds what it compares by identity weakly where Python allows, and is equal to nothing
 once that died, so an ``id`` that is used again never makes two values equal.
@@ -133,13 +134,16 @@ class Keys:
         finally:
             del self._open[id(value)]
 
-    def of_instance(self, value: Any) -> Hashable:
-        """The key of the object that a method is called on: as it is now.
+    def of_argument(self, value: Any) -> Hashable:
+        """The key of an object that is an argument, such as that of a method: as it is now.
 
         Attributes that are numbers, strings or tuples of these count by value, others by identity.
         """
-        key, attributes = self.of(value), getattr(value, "__dict__", None)
-        if type(key) is not ByIdentity or type(attributes) is not dict:
+        key = self.of(value)
+        if type(key) is not ByIdentity or isinstance(value, (types.ModuleType, type)):
+            return key
+        attributes = _attributes(value)
+        if not attributes:
             return key
         return ByState(value, {str(name): _shallow(each) for name, each in attributes.items()})
 
@@ -224,6 +228,8 @@ class ByEquality:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ByEquality) or type(self.value) is not type(other.value):
             return False
+        if self._hash != other._hash:  # as of one object that was changed in between
+            return False
         try:
             return self.value is other.value or bool(self.value == other.value)
         except Exception:  # noqa: BLE001 - an == that cannot answer is not equality
@@ -231,6 +237,23 @@ class ByEquality:
 
     def __repr__(self) -> str:
         return repr(self.value)
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Those of the object itself, whether in its ``__dict__`` or in slots."""
+    slots = {name: getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)}
+    own = getattr(value, "__dict__", None)
+    return {**slots, **own} if type(own) is dict else slots
+
+
+@functools.lru_cache(maxsize=256)
+def _slots(kind: type) -> tuple[str, ...]:
+    return tuple(
+        name
+        for base in kind.__mro__
+        for name, slot in vars(base).items()
+        if isinstance(slot, types.MemberDescriptorType)
+    )
 
 
 def _shallow(value: Any) -> Hashable:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import collections
 import functools
 import inspect
+import operator
 import types
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -31,6 +32,17 @@ from .static import array_types, is_leaf, unwrapped
 _context, _NO_TRACE = _jax.TRACE_CONTEXT, _jax.NO_TRACE
 _FIXED = (int, float, bool, complex, str, bytes, type(None))  # compared by `is` on dispatch
 _MAX_TRACED_CORES = 4
+
+
+class _Last(NamedTuple):
+    """The core of the last call, and what the closure cells held then; empty if that may change.
+
+    One object, since another thread may read it at any time.
+    """
+
+    key: Hashable
+    core: Core
+    contents: tuple
 
 
 class SharedSubroutine:
@@ -63,7 +75,7 @@ class SharedSubroutine:
         self._counters = registry.counters(self._code, self.__name__)
         self._counters.decorated()
         self._traced_cores: collections.OrderedDict[Hashable, Core] = collections.OrderedDict()
-        self._last: tuple[Hashable, Core] | None = None
+        self._last: _Last | None = None
         self._direct: Core | None = None
         self._captures_nothing = (
             isinstance(fun, types.FunctionType) and not fun.__closure__ and not fun.__dict__
@@ -73,7 +85,6 @@ class SharedSubroutine:
         )
         has_cells = isinstance(fun, types.FunctionType) and fun.__closure__ and not fun.__dict__
         self._cells = fun.__closure__ if has_cells else None
-        self._contents: tuple = ()
         is_plain = (self._captures_nothing or has_cells) and not self._prefix
         self._n_plain = self._binder.n_plain if is_plain else -1
 
@@ -111,13 +122,16 @@ class SharedSubroutine:
 
     def _current_core(self) -> Core | None:
         """The core of the last call, if what is captured now is plainly the same."""
+        last = self._last
+        if last is None:
+            return None
         try:
-            for cell, value in zip(self._cells or (), self._contents, strict=True):
+            for cell, value in zip(self._cells or (), last.contents, strict=True):
                 if cell.cell_contents is not value:
                     return None
         except ValueError:  # an empty cell, or no contents that can be compared this way
             return None
-        return self._last and self._last[1]
+        return last.core
 
     def _call(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         args = (*self._prefix, *args)
@@ -166,7 +180,7 @@ class SharedSubroutine:
         """The trace that this call would use if no trail were kept, or None."""
         key = self._key(dict(fresh.captures))
         last = self._last
-        core = last[1] if last is not None and last[0] == key else registry.known(key)
+        core = last.core if last is not None and last.key == key else registry.known(key)
         return core and core.held(args, kwargs, signature)
 
     def _take_own_writes(self, core: Core, keys: Keys) -> None:
@@ -175,11 +189,10 @@ class SharedSubroutine:
         Writes of the traced function are side effects, which happen once per signature; an
         appended log entry must not make the next call trace again.
         """
-        now = Keys(captured=True)
+        now, contents = Keys(captured=True), self._fixed_contents()
         key = self._key(self._captures(now))
         if not now.tracers and not keys.tracers:
-            registry.add(key, core)
-            self._remember(key, core)
+            self._remember(key, registry.add(key, core), contents)
 
     def _key(self, captures: dict[str, Hashable]) -> Hashable:
         return (
@@ -189,14 +202,26 @@ class SharedSubroutine:
             tuple(captures.items()),
         )
 
-    def _remember(self, key: Hashable, core: Core) -> tuple[Hashable, Core]:
-        self._contents = _fixed_contents(self._cells or ())
-        self._last = (key, core)
+    def _fixed_contents(self) -> tuple:
+        """What the closure cells hold, if it is equal later whenever it is the same."""
+        try:
+            contents = tuple(cell.cell_contents for cell in self._cells or ())
+        except ValueError:  # an empty cell
+            return ()
+        fixed = all(type(c) in _FIXED or type(c) in array_types for c in contents)
+        return contents if fixed else ()
+
+    def _remember(self, key: Hashable, core: Core, contents: tuple) -> None:
+        """Keeps the core of the last call, given what the cells held before the key was made."""
+        # Another thread may have written to them since.
+        now = self._fixed_contents()
+        same = len(now) == len(contents) and all(map(operator.is_, now, contents))
+        self._last = _Last(key, core, contents if same else ())
         self._direct = core if self._captures_nothing else None
-        return self._last
 
     def _core(self, keys: Keys) -> Core:
         """The core for what the function captures now."""
+        contents = self._fixed_contents()
         captures = self._captures(keys)
         if current_trail() is not None:  # each call is to be traced, and none to be counted
             self._counters.asked_about()
@@ -211,9 +236,11 @@ class SharedSubroutine:
                 functools.partial(make, CAPTURED_TRACER),
             )
         last = self._last
-        if last is None or last[0] != key:
-            last = self._remember(key, registry.core(key, make))
-        return last[1]
+        if last is not None and last.key == key:
+            return last.core
+        core = registry.core(key, make)
+        self._remember(key, core, contents)
+        return core
 
     def _traced_core(self, key: Hashable, make: Callable[[], Core]) -> Core:
         """The core of a function that captured tracers: of use for as long as they are."""
@@ -290,7 +317,7 @@ class SharedSubroutine:
     def clear_cache(self) -> None:
         """Forgets all traces and compiled code of functions with this code."""
         # The last one may be known to this wrapper alone, once it was forgotten before.
-        last = [self._last[1]] if self._last else []
+        last = [self._last.core] if self._last else []
         for core in [*registry.forget(self._code), *self._traced_cores.values(), *last]:
             core.clear()
         self._traced_cores.clear()
@@ -300,12 +327,3 @@ class SharedSubroutine:
 
 
 _SHOWN = 5  # numbers that a message names
-
-
-def _fixed_contents(cells: Sequence[types.CellType]) -> tuple:
-    """What closure cells hold, if it is equal to what they hold later whenever it is the same."""
-    try:
-        contents = tuple(cell.cell_contents for cell in cells)
-    except ValueError:  # an empty cell
-        return ()
-    return contents if all(type(c) in _FIXED or type(c) in array_types for c in contents) else ()

@@ -165,7 +165,7 @@ class Binder:
           TypeError: a static leaf is not hashable.
         """
         if is_method and args and is_leaf(args[0]) and not is_traceable(args[0]):
-            args = (Static(args[0], key=keys.of_instance(args[0])), *args[1:])
+            args = (Static(args[0], key=keys.of_argument(args[0])), *args[1:])
         args = tuple(self._wrap(value, i, keys) for i, value in enumerate(args))
         return args, {name: self._wrap(value, name, keys) for name, value in kwargs.items()}
 
@@ -187,7 +187,7 @@ class Binder:
                     self._name,
                     "not an array, so it is static",
                 )
-                leaf = Static(leaf, key=keys.of(leaf))
+                leaf = Static(leaf, key=keys.of_argument(leaf))
             wrapped.append(leaf)
         return jax.tree.unflatten(tree, wrapped)
 

@@ -124,8 +124,11 @@ def is_leaf(value: Any) -> bool:
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-def shown(value: Any, width: int = 60) -> str:
+_WIDTH = 60
+
+
+def shown(value: Any) -> str:
     """A short text for a value, the same for every instance of a function or class."""
     named = getattr(value, "__qualname__", None) if callable(value) else None
     text = _ADDRESS.sub("", named or repr(value))
-    return text if len(text) <= width else text[: width - 3] + "..."
+    return text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."
