@@ -315,6 +315,47 @@ def test_callable_result_that_holds_inner_values_makes_the_call_plain():
     assert n == 3 and "holds values of the call it comes from" in reason
 
 
+def test_writes_to_arguments_reach_the_caller():
+    @shared_subroutine
+    def block(state, log, x):
+        state["x"] = jnp.sin(state["x"]) * x
+        log.append(state["x"])
+
+    def net(x):
+        state, log = {"x": x}, [x]
+        for _ in range(3):
+            block(state, log, x)
+        return state["x"], log
+
+    want = net(X)
+    for compiled in (jax.jit(net), net, jax.jit(jax.vmap(net))):
+        jax.tree.map(np.testing.assert_allclose, compiled(X), want)
+    [(reason, _)] = block.stats().plain_calls.items()
+    assert reason.startswith("it writes to its arguments state, log; return the new value")
+
+
+def test_argument_that_is_taken_apart_or_made_anew_is_not_written_to():
+    class Lazy:
+        """A pytree with other leaves whenever it is flattened."""
+
+        def __init__(self, x):
+            self.x = x
+
+    jax.tree_util.register_pytree_node(
+        Lazy, lambda lazy: ((lazy.x * 1,), None), lambda _, leaves: Lazy(*leaves)
+    )
+
+    @shared_subroutine
+    def block(lazy, state):
+        state = {**state, "x": state["x"] + lazy.x}
+        state["y"] = state["x"]
+        return state
+
+    got = jax.jit(lambda x: block(Lazy(x), block(Lazy(x), {"x": x, "y": x})))(X)
+    np.testing.assert_allclose(got["y"], 3 * X)
+    assert block.stats().plain_calls == {} and block.stats().n_reused == 1
+
+
 def test_no_arguments_and_no_results_are_fine():
     runs = Runs()
 

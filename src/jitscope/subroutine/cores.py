@@ -28,6 +28,7 @@ from .keys import text_of
 from .reasons import Details, context
 from .signature import Binder
 from .static import Static, StaticResult, is_traceable, shown, unwrapped
+from .writes import Contents
 
 MAX_CORES = 1024
 LARGE_CONSTANT_BYTES = 1 << 16
@@ -125,8 +126,15 @@ class Core:
         details = self._details(args, kwargs)
         if signature is None:
             signature = self.signature(args, kwargs)[0]
+        args, kwargs = unwrapped(args), unwrapped(kwargs)
+        contents = Contents(self._binder.labelled(args, kwargs))
         start = time.perf_counter()
-        result = self._result(fun(*unwrapped(args), **unwrapped(kwargs)))
+        result = self._result(fun(*args, **kwargs))
+        if written := contents.written_to():
+            raise CannotShare(
+                f"it writes to its argument{'s' * (len(written) > 1)} {', '.join(written)}; return "
+                "the new value to share the trace"
+            )
         self._counters.traced(signature, details, self._again, time.perf_counter() - start)
         return result
 
