@@ -31,6 +31,24 @@ def census(*bodies):
     return Census("net", 10_000, tuple(numbered), calls)
 
 
+@pytest.mark.parametrize(
+    "fields, structure",
+    [
+        ({}, Structure.SHARED),
+        ({"n_uses": 3, "n_paths": 3}, Structure.NESTED),
+        ({"n_draws": 0}, Structure.NESTED),
+        ({"outlined": True}, Structure.INLINE),
+        ({"obstacle": "it has side effects"}, Structure.NESTED),
+        ({"forced": "inline"}, Structure.INLINE),
+    ],
+)
+def test_light_bodies_that_draw_are_kept_from_a_few_uses(fields, structure):
+    usual = dict(n_uses=4, n_paths=4, n_equations=2, n_heavy=0, n_draws=1, n_chained=0)
+    (decision,) = decide(body(**{**usual, **fields}))
+    assert decision.structure is structure
+    assert ("draw random numbers" in decision.reason) == (structure is Structure.SHARED)
+
+
 def test_subclass_may_have_settings_of_any_kind():
     @dataclasses.dataclass(frozen=True)
     class Scaled(Policy):
@@ -234,7 +252,7 @@ def test_found_body_that_is_not_kept_is_nested_beside_kept_ones_or_where_it_is_h
     assert structure(light(26)) == [Structure.NESTED]  # saves 5,000 of 10,000 equations
     (decision,) = decide(light(25))
     assert decision.structure is Structure.INLINE
-    assert "found, and no calls are kept" in decision.reason
+    assert "found, and no layers are kept" in decision.reason
 
 
 @pytest.mark.parametrize(
@@ -283,7 +301,7 @@ def test_what_is_found_in_a_body_that_is_not_kept_is_put_back(n_heavy):
     why = (
         "found in a body with matrix products or the like"
         if n_heavy
-        else "found, and no calls are kept: nested ones pay where they save half of the program"
+        else "found, and no layers are kept: nested ones pay where they save half of the program"
     )
     assert found.reason == f"{marked.reason}; {why}"
 

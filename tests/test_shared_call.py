@@ -298,6 +298,45 @@ def test_random_numbers_of_kept_bodies_are_those_of_jax(name, partitionable):
             np.testing.assert_array_equal(actual, expected)
 
 
+def noisy_steps(keys, x):
+    """Steps no two of which are equal, but for what they draw."""
+    for i, key in enumerate(keys):
+        x = (jnp.sin, jnp.cos, jnp.tanh, jnp.exp)[i % 4](x / (i + 1))
+        x = jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x, 0)
+    return x
+
+
+@pytest.mark.parametrize("differentiate", [lambda f: f, lambda f: jax.grad(f, argnums=1)])
+def test_draws_are_kept_by_themselves_where_layers_are_not(differentiate):
+    def fun(keys, x):
+        return noisy_steps(keys, x).sum()
+
+    fun, args = differentiate(fun), (jax.random.split(jax.random.key(0), 6), jnp.ones((4, 8)))
+    ours = jitscope.outermost_jit(fun)
+    lowered = ours.lower(*args)
+    assert tagged_calls(lowered.as_text()) == 6
+    assert " while(" not in lowered.compile().as_text()
+    assert_same(ours(*args), jax.jit(fun)(*args))
+    (decision,) = [d for d in ours.reuse().plan.decisions.values() if "draw" in d.reason]
+    assert decision.reason.startswith("6 uses that draw random numbers")
+
+
+@pytest.mark.parametrize("n_draws, impl", [(3, None), (6, "rbg"), (6, "old")])
+def test_few_draws_and_those_without_loops_are_left_alone(n_draws, impl):
+    keys = jax.random.split(jax.random.key(0, impl=None if impl == "old" else impl), n_draws)
+    with jax.threefry_partitionable(impl != "old"):
+        lowered = jitscope.outermost_jit(noisy_steps).lower(keys, jnp.ones((4, 8)))
+    assert tagged_calls(lowered.as_text()) == 0
+
+
+def test_draws_of_kept_layers_are_a_part_of_them():
+    arguments = dropout_arguments(8)
+    step = jitscope.outermost_jit(dropout_step(kept(dropout_layer)))
+    assert tagged_calls(step.lower(*arguments).as_text()) == 16
+    staged = jitscope.outermost_jit(noisy_steps, staged=True)
+    assert not hasattr(staged.lower(arguments[1], arguments[2]), "n_runs")
+
+
 def test_lowering_rules_of_the_user_hold_in_kept_bodies():
     def zeros(*operands):
         return [jnp.zeros_like(bits) for bits in operands[2:]]

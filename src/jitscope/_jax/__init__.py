@@ -67,6 +67,7 @@ from .primitives import (
     REDUCTIONS as REDUCTIONS,
     SUBPROGRAMS as SUBPROGRAMS,
     device_put_p as device_put_p,
+    is_draw as is_draw,
     jit_p as jit_p,
     prng_name as prng_name,
     sharding_constraint_p as sharding_constraint_p,

@@ -135,6 +135,17 @@ _PRNG_NAMES = {
 }
 
 
+def is_draw(eqn: Any) -> bool:
+    """Whether an equation draws random bits that JAX lowers, for the CPU, to a loop.
+
+    Units have no such loop, see `lowering`.
+    """
+    if eqn.primitive is not primitives.random_bits_p or not eqn.ctx.threefry_partitionable:
+        return False
+    generator = getattr(eqn.invars[0].aval.dtype, "_impl", None)
+    return generator is jex_random.threefry_prng_impl
+
+
 def prng_name(value: Any) -> str | None:
     """The name of one of JAX's own random number generators, or None for anything else."""
     return _PRNG_NAMES.get(id(value))

@@ -45,6 +45,7 @@ STAGE_POLICY = Policy(
     min_saved_growing=1,
     min_uses_steady=4,
     max_side_by_side=1_000_000,
+    min_uses_drawing=1_000_000,
 )
 """A stage costs the host some microseconds and saves the same time on every platform, so that
 every body of twelve equations with a matrix product is worth one."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
 from .. import _jax
@@ -64,6 +64,8 @@ class Body:
         equations.
       n_done_before: heavy equations of a call that the call before it has done, on the same values,
         where one call follows another; not counted in found bodies, out of which they are kept.
+      n_draws: equations that draw random bits, which XLA:CPU compiles as a loop for each call,
+        and once where calls are kept.
     """
 
     fingerprint: Fingerprint
@@ -87,6 +89,7 @@ class Body:
     n_successive: int = 0
     grows: bool | None = None
     n_done_before: int = 0
+    n_draws: int = 0
 
     @property
     def is_chained(self) -> bool:
@@ -165,6 +168,7 @@ class _Counter:
         self._equation_memo: dict[int, int] = {}
         self._heavy_memo: dict[int, int] = {}
         self._convolutions_memo: dict[int, int] = {}
+        self._draws_memo: dict[int, int] = {}
         self._finished: list[str] = []
 
     def visit(self, jaxpr: _jax.AnyJaxpr) -> None:
@@ -254,8 +258,9 @@ class _Counter:
             name=str(name),
             source=_jax.source_line_of_call(site.eqn),
             n_equations=n_equations,
-            n_heavy=_count(_jax.HEAVY, site.jaxpr, self._heavy_memo),
-            n_convolutions=_count(_jax.CONVOLUTIONS, site.jaxpr, self._convolutions_memo),
+            n_heavy=_count(_is_heavy, site.jaxpr, self._heavy_memo),
+            n_convolutions=_count(_is_convolution, site.jaxpr, self._convolutions_memo),
+            n_draws=_count(_jax.is_draw, site.jaxpr, self._draws_memo),
             operand_bytes=sum(_jax.n_bytes(v.aval) for v in (*open_.constvars, *open_.invars)),
             result_bytes=sum(_jax.n_bytes(v.aval) for v in open_.outvars),
             forced=structure_of(name),
@@ -360,14 +365,20 @@ def _obstacle(site: CallSite) -> str:
     return ""
 
 
-def _count(primitives: Set[Any], jaxpr: _jax.AnyJaxpr, memo: dict[int, int]) -> int:
-    """Equations of these primitives, and in others those that are nested in them."""
+def _is_heavy(eqn: Any) -> bool:
+    return eqn.primitive in _jax.HEAVY
+
+
+def _is_convolution(eqn: Any) -> bool:
+    return eqn.primitive in _jax.CONVOLUTIONS
+
+
+def _count(counts: Callable[[Any], bool], jaxpr: _jax.AnyJaxpr, memo: dict[int, int]) -> int:
+    """Equations that count, and in others those that are nested in them."""
     found = memo.get(id(jaxpr))
     if found is None:
         found = memo[id(jaxpr)] = sum(
-            1
-            if eqn.primitive in primitives
-            else sum(_count(primitives, sub, memo) for sub in _jax.sub_jaxprs(eqn))
+            1 if counts(eqn) else sum(_count(counts, sub, memo) for sub in _jax.sub_jaxprs(eqn))
             for eqn in _jax.equations(jaxpr)
         )
     return found
