@@ -153,6 +153,29 @@ def layers(x, layer, n=4):
     return (x**2).sum()
 
 
+def test_argument_that_is_static_in_some_calls_is_named():
+    @jitscope.shared_subroutine
+    def layer(x, scale=1.0):
+        return chain(x) * scale
+
+    miss = only_miss(lambda x: layer(layer(x, 0.5), 1.0), X)
+    assert miss.change == (
+        "give every call the same kind of argument (argument scale: static value 1.0 against "
+        "array f32[] (weak type)); a number that is the default of its parameter is static, others "
+        "are not"
+    )
+
+
+def test_argument_that_is_missing_in_some_calls_is_named():
+    @jitscope.shared_subroutine
+    def layer(x, mask=None):
+        return chain(x) if mask is None else jnp.where(mask, chain(x), 0)
+
+    miss = only_miss(lambda x: layer(layer(x, x > 0)), X)
+    assert miss.change.startswith("give every call the same kind of argument (argument mask: None")
+    assert "default" not in miss.change
+
+
 def test_variants_that_a_gradient_makes_are_told_apart():
     @jax.jit
     def layer(x, w):
@@ -334,6 +357,24 @@ def test_shared_subroutine_traced_for_each_object_is_told_with_the_cure():
         "pass its arrays as arguments",
     ):
         assert part in shown
+
+
+def test_trace_for_each_static_value_is_told_once_with_the_cure():
+    @jitscope.shared_subroutine(static_argnames="index")
+    def indexed(x, index):
+        return chain(x)
+
+    def loss(x):
+        return indexed(indexed(indexed(indexed(x, 0), 1), 2), 3).sum()
+
+    structured = jitscope.outermost_jit(jax.value_and_grad(loss))
+    structured.trace(X)
+    (line,) = [line for line in str(structured.reuse()).split("! ") if "was traced" in line]
+    words = " ".join(line.split())
+    assert words.startswith("indexed was traced 4 times for 4 calls, with one result: static value")
+    assert (
+        "(to share one trace, pass it as an array, or leave it out where it is not used)" in words
+    )
 
 
 def test_derivatives_of_one_trace_are_no_retraces():

@@ -245,8 +245,9 @@ def test_recording_can_be_printed_and_shown():
         (lambda layer: jax.jit(layer)(1.0), "called once, so there is nothing to share"),
         (lambda layer: jax.jit(lambda x: layer(x[:1]) + layer(x))(jnp.ones(2)), "never reused"),
         (lambda layer: jax.jit(lambda x: layer(layer(x)))(1.0), None),
+        (lambda layer: pytest.raises(TypeError, layer, "text"), "decorated but never called with"),
     ],
-    ids=["never called", "never traced", "once", "never reused", "reused"],
+    ids=["never called", "never traced", "once", "never reused", "reused", "failed"],
 )
 def test_subroutine_that_is_of_no_use_is_told(use, problem):  # accelerate#4188
     # Code of its own for each case: functions with one code are counted together.

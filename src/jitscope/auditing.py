@@ -20,6 +20,7 @@ from . import _jax
 from .outermost.jit import OutermostJit
 from .reuse.differences import compare
 from .settings import not_counting
+from .subroutine.static import shown
 from .trail import TracedCall, Trail, keeping_trail
 
 _MAX_DIFFERENCES = 4
@@ -112,8 +113,9 @@ def audit(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> AuditReport:
     """
     if not callable(fun):
         raise TypeError(
-            f"audit() needs a function, and after it the arguments to trace it for; got {fun!r} of "
-            f"type {type(fun).__name__}. For example jitscope.audit(train_step, params, batch)."
+            "audit() needs a function, and after it the arguments to trace it for; got "
+            f"{shown(fun)} of type {type(fun).__name__}. For example "
+            "jitscope.audit(train_step, params, batch)."
         )
     if isinstance(getattr(fun, "__func__", None), OutermostJit):
         return audit(fun.__func__, fun.__self__, *args, **kwargs)

@@ -11,6 +11,7 @@ import jax
 from ..structuring.checks import check_policy
 from ..structuring.policy import Policy, PolicyLike
 from ..subroutine.functions import check_returns, check_static_options, name_of
+from ..subroutine.static import shown
 from .jit import OutermostJit
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -118,9 +119,9 @@ def outermost_jit(
 def _checked(fun: Any, options: dict[str, Any]) -> Callable[..., Any]:
     if not callable(fun):
         raise TypeError(
-            f"outermost_jit() needs a function, got {fun!r} of type {type(fun).__name__}. Write "
-            "@jitscope.outermost_jit above a function, or outermost_jit(function); options are "
-            "given by keyword."
+            f"outermost_jit() needs a function, got {shown(fun)} of type {type(fun).__name__}. "
+            "Write @jitscope.outermost_jit above a function, or outermost_jit(function); options "
+            "are given by keyword."
         )
     if isinstance(fun, type):
         raise TypeError(

@@ -17,7 +17,13 @@ def advice(program: ProgramReport, width: int) -> list[str]:
     """What the user may change, the most worthwhile first, and what nobody can."""
     bodies = sorted(program.bodies, key=lambda body: -body.n_uses * body.n_equations)
     bodies = [body for body in bodies if body.n_equations >= _SMALLEST]
-    lines = [_retraced(body) for body in bodies if body.is_retraced]
+    retraced = [body for body in bodies if body.is_retraced]
+    forward = {(body.name, body.why_retraced) for body in retraced if not body.is_backward}
+    lines = [
+        _retraced(body)
+        for body in retraced  # the gradient is traced as often as the function is
+        if not (body.is_backward and (body.name, body.why_retraced) in forward)
+    ]
     misses = [(body, miss) for body in bodies for miss in body.near_misses]
     forward = {body.name for body, miss in misses if not body.is_backward}
     misses = [
@@ -71,11 +77,23 @@ def _retraced(body: BodyReport) -> str:
         "with one result: "
     )
     if body.why_retraced:
-        return f"{start}{printable(body.why_retraced)}."
+        return f"{start}{printable(body.why_retraced)}{_cure(body.why_retraced)}."
     return (
         f"{start}a new function object or static value each time? Decorate it with "
         "jitscope.shared_subroutine."
     )
+
+
+def _cure(reason: str) -> str:
+    """What to do about a reason that does not say so itself."""
+    if reason.endswith(")") or "; " in reason:
+        return ""
+    cures = {
+        "static value": "pass it as an array, or leave it out where it is not used",
+        "captured value": "make it an argument",
+    }
+    found = [cure for start, cure in cures.items() if reason.startswith(start)]
+    return f" (to share one trace, {found[0]})" if found else ""
 
 
 def _missed(body: BodyReport, miss: NearMiss) -> str:

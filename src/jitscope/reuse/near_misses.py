@@ -164,7 +164,12 @@ def _near_miss(
     if len(shown) > _MAX_TEXTS:
         shown[_MAX_TEXTS - 1 :] = [f"and {len(shown) - _MAX_TEXTS + 1} more"]
     kinds = dict.fromkeys(difference.kind for difference in differences)
-    change = "; ".join(_CHANGES[kind] for kind in kinds)
+    change = "; ".join(dict.fromkeys(_CHANGES[kind] for kind in kinds))
+    cause = _given_otherwise(stats)
+    if cause and _MADE_BY_GRADIENTS & kinds.keys():
+        change = f"give every call the same kind of argument ({cause})"
+        if "static value" in cause:
+            change += "; a number that is the default of its parameter is static, others are not"
     objects = sorted({kind for signature in signatures for kind in signature.objects.values()})
     if objects and _MADE_BY_OBJECTS & kinds.keys():
         change = f"{advice_on_objects(' and '.join(objects))}; or {change}"
@@ -177,6 +182,13 @@ def _near_miss(
         tuple(kinds),
         other.first_call,
     )
+
+
+def _given_otherwise(stats: SubroutineStats | None) -> str:
+    """Which argument was an array in one call, and static or nothing in another."""
+    reasons = stats.retrace_reasons if stats else ()
+    parts = (part for reason in reasons for part in reason.split("; "))
+    return next((part for part in parts if part.startswith("argument ")), "")
 
 
 def _named(difference: Difference, signatures: Sequence[Mapping[str, str]]) -> str:

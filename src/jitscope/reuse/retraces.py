@@ -71,7 +71,7 @@ def subroutine_report(
         n_compiled=stats.own.n_compiled - before.own.n_compiled,
         seconds=dataclasses.replace(seconds, trace_s=stats.trace_s - before.trace_s),
     )
-    problems = _problems(report, stats.was_asked_about) + [
+    problems = _problems(report, stats) + [
         f"{count(n, 'call')} ran as the plain function: {reason}" for reason, n in plain.items()
     ]
     return dataclasses.replace(report, problems=tuple(problems))
@@ -85,10 +85,10 @@ def subroutine_stats() -> dict[str, SubroutineStats]:
     }
 
 
-def _problems(report: SubroutineReport, was_asked_about: bool) -> list[str]:
+def _problems(report: SubroutineReport, stats: SubroutineStats) -> list[str]:
     """What is likely not as its user wants it."""
     if not report.n_calls and not report.n_traces:
-        return [f"decorated but {not_called(was_asked_about)}"]
+        return [f"decorated but {not_called(stats)}"]
     if not report.n_calls:
         return [
             "called, but never under a trace, so it was compiled on its own and nothing was "

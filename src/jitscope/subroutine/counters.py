@@ -73,6 +73,7 @@ class SubroutineStats:
         subroutine or program has its name.
       trace_s: seconds that its traces took, with what it calls.
       was_asked_about: it was called to answer a question, as by ``explain`` and ``audit``.
+      has_failed: a call of it raised an error.
     """
 
     name: str
@@ -85,6 +86,7 @@ class SubroutineStats:
     own: Compilations = dataclasses.field(default_factory=Compilations)
     trace_s: float = 0.0
     was_asked_about: bool = dataclasses.field(default=False, compare=False)
+    has_failed: bool = dataclasses.field(default=False, compare=False)
 
     @property
     def retrace_reasons(self) -> tuple[str, ...]:
@@ -114,7 +116,7 @@ class SubroutineStats:
         if self.own.n_compiled:
             lines.append(f"  {compiled_alone(self.own.n_compiled, self.own.seconds)}")
         if not self.n_calls and not self.n_traces:
-            lines.append(f"  {not_called(self.was_asked_about)}")
+            lines.append(f"  {not_called(self)}")
         lines += [f"  {count(n, 'plain call')}: {why}" for why, n in self.plain_calls.items()]
         alike = [str(group[0]) if len(group) == 1 else _together(group) for group in self._groups]
         lines += alike[:_MAX_SHOWN]
@@ -123,9 +125,11 @@ class SubroutineStats:
         return "\n".join(lines)
 
 
-def not_called(was_asked_about: bool) -> str:
+def not_called(stats: SubroutineStats) -> str:
     """What to say of a subroutine without a call."""
-    if was_asked_about:
+    if stats.has_failed:
+        return "never called with success: its calls raised errors"
+    if stats.was_asked_about:
         return "called to answer questions only, as by explain and audit"
     return "never called: is the undecorated function called instead?"
 
@@ -187,7 +191,7 @@ class Counters:
         self._rows: collections.OrderedDict[Signature, _Row] = collections.OrderedDict()
         self._plain: collections.Counter[str] = collections.Counter()
         self._trace_s = 0.0
-        self._was_asked_about = False
+        self._was_asked_about = self._has_failed = False
         self._n_functions = self._n_calls = self._n_traces = self._n_reused = 0
         self._own = compilations_of(name)
 
@@ -211,6 +215,10 @@ class Counters:
     def asked_about(self) -> None:
         """Notes a call that counts nowhere."""
         self._was_asked_about = True
+
+    def failed(self) -> None:
+        """Notes a call that raised an error."""
+        self._has_failed = True
 
     def plain(self, reason: str) -> None:
         """Counts one call that ran as the plain function."""
@@ -283,4 +291,5 @@ class Counters:
                 dataclasses.replace(self._own),
                 self._trace_s,
                 self._was_asked_about,
+                self._has_failed,
             )

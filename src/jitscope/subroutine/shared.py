@@ -148,8 +148,10 @@ class SharedSubroutine:
                 return self._call_core(core, *bound, keys)
         except CannotShare as e:
             core.plain_reason, core.simple = str(e), False
-        except (TypeError, IndexError) as e:
-            self._explain(e, *bound)
+        except Exception as e:
+            self._counters.failed()
+            if isinstance(e, (TypeError, IndexError)):
+                self._explain(e, *bound)
             raise
         self._counters.plain(core.plain_reason)
         return self._fun(*args, **kwargs)

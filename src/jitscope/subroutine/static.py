@@ -121,6 +121,7 @@ def is_leaf(value: Any) -> bool:
     return jax.tree_util.all_leaves([value])
 
 
+_LINES = re.compile(r"\s*\n\s*")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -130,5 +131,5 @@ _WIDTH = 60
 def shown(value: Any) -> str:
     """A short text for a value, the same for every instance of a function or class."""
     named = getattr(value, "__qualname__", None) if callable(value) else None
-    text = _ADDRESS.sub("", named or repr(value))
+    text = _LINES.sub(" ", _ADDRESS.sub("", named or repr(value)))
     return text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."
