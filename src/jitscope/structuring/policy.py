@@ -122,9 +122,11 @@ class Policy:
             if body.n_heavy or body.fingerprint.digest in in_layers:
                 in_layers.update(callee for callee, _ in body.calls)
             is_in_layer = body.fingerprint.digest in in_layers
+            unfit = self._unfit(body, n_uses)
+            drawing = None if unfit else self._drawing(body, n_uses)
             decision = (
-                self._unfit(body, n_uses)
-                or self._drawing(body, n_uses)
+                unfit
+                or drawing
                 or self._unworthy(body, n_uses)
                 or self._too_little(body, n_uses, heavy, is_in_layer)
                 or self._better_within(body, graph, heavy)
@@ -136,7 +138,7 @@ class Policy:
             )
             if decision.structure in _OUTERMOST:
                 kept.add(body.fingerprint.digest)
-                is_layer_kept |= not body.n_draws or bool(body.n_heavy)
+                is_layer_kept |= decision is not drawing
                 if self.rolled and decision.structure is Structure.SHARED:
                     decision = Decision(Structure.ROLLED, decision.reason, Structure.SHARED)
             elif body.outlined and decision.structure is Structure.NESTED:
