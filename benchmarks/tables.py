@@ -251,6 +251,20 @@ def gpu(lines: Sequence[Line]) -> str:
     )
 
 
+def dispatch(lines: Sequence[Line]) -> str:
+    """What a call of a compiled function costs, and how much of it jitscope adds."""
+    rows = []
+    for line in lines:
+        low, median, high = statistics.quantiles(line["call_us"], n=4)
+        pairs = zip(line["call_us"], line["baseline_us"], strict=True)
+        extra_us = statistics.median(ours - baseline for ours, baseline in pairs)
+        name = _NAMES.get(line["contender"], f"`{line['contender']}`")
+        digits = ",.0f" if high >= 1000 else ".3g"
+        spread = f"{median:{digits}} us ({low:{digits}}-{high:{digits}})"
+        rows.append([line["case"], name, spread, f"{extra_us:+.2g} us"])
+    return _table(("arguments", "", "a call", "against `jax.jit`"), rows)
+
+
 KINDS: dict[str, Callable[[Sequence[Line]], str]] = {
     "suite": suite,
     "processor-seconds": processor_seconds,
@@ -261,6 +275,7 @@ KINDS: dict[str, Callable[[Sequence[Line]], str]] = {
     "speed-ups": speed_ups,
     "runs": runs,
     "run-goals": run_goals,
+    "dispatch": dispatch,
     "goals": functools.partial(_of_records, text=_goal_list),
     "regret": functools.partial(_of_records, text=regret.table),
     "fit": functools.partial(_of_records, text=fit.table),
