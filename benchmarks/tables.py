@@ -261,7 +261,7 @@ def dispatch(lines: Sequence[Line]) -> str:
         name = _NAMES.get(line["contender"], f"`{line['contender']}`")
         digits = ",.0f" if high >= 1000 else ".3g"
         spread = f"{median:{digits}} us ({low:{digits}}-{high:{digits}})"
-        rows.append([line["case"], name, spread, f"{extra_us:+.2g} us"])
+        rows.append([line["case"], name, spread, f"{extra_us:+.3g} us"])
     return _table(("arguments", "", "a call", "against `jax.jit`"), rows)
 
 
