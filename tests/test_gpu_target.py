@@ -2,6 +2,7 @@
 
 import functools
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 
 import jitscope
 from benchmarks import gpu_target as command_line
-from jitscope import gpu_target
+from jitscope import _jax, gpu_target
 from jitscope.gpu_target import find_target_text
 
 
@@ -164,6 +165,14 @@ def test_explain_says_what_to_install():
         pytest.skip("the CUDA plugin of JAX is installed here")
     with pytest.raises(ImportError, match="extra gpu-target of jitscope.*pip install jax-cuda13"):
         jitscope.explain(chain, X, target="h200")
+
+
+def test_devices_that_are_only_compiled_for_need_not_name_their_memories():
+    def refuse():
+        raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: DefaultMemory is not supported")
+
+    device = types.SimpleNamespace(default_memory=refuse)
+    assert _jax.is_default_memory(types.SimpleNamespace(memory_kind=None, device_set=(device,)))
 
 
 # --- with the plugin ------------------------------------------------------------------------------
