@@ -41,6 +41,7 @@ _NAMES = {
     "outermost_annotated": "jitscope, marked",
     "outermost_plain": "jitscope",
     "outermost_staged": "jitscope, staged",
+    "outermost_rolled": "jitscope, rolled",
 }
 
 
@@ -251,6 +252,44 @@ def gpu(lines: Sequence[Line]) -> str:
     )
 
 
+def for_target(lines: Sequence[Line], contender: str) -> str:
+    """Compile time, kernels and memory for a GPU by depth: `jax.jit`, and another way."""
+    rows = []
+    for layers in sorted({line["settings"]["layers"] for line in lines}):
+        of_depth = [line for line in lines if line["settings"]["layers"] == layers]
+        both = [
+            [line for line in of_depth if line["contender"] == name]
+            for name in (BASELINE, contender)
+        ]
+        seconds = [{ln["round"]: ln["trace_s"] + ln["compile_s"] for ln in found} for found in both]
+        ratios = [seconds[1][n] / seconds[0][n] for n in seconds[1] if n in seconds[0]]
+        spread = f" ({min(ratios):.2f}-{max(ratios):.2f})" if ratios else ""
+        counts = [found[-1]["kernels"] if found else {} for found in both]
+        rows.append(
+            [
+                str(layers),
+                *(f"{statistics.median(s.values()):.3g} s" if s else "-" for s in seconds),
+                f"{statistics.median(ratios):.2f}{spread}" if ratios else "-",
+                ", ".join(f"{kernels['gemms']:,}" if kernels else "-" for kernels in counts),
+                ", ".join(
+                    f"{kernels['fusions'] + kernels['others']:,}" if kernels else "-"
+                    for kernels in counts
+                ),
+                ", ".join(
+                    f"{found[-1]['peak_bytes'] / 1e6:,.0f} MB" if found else "-" for found in both
+                ),
+            ]
+        )
+    how = _NAMES.get(contender, contender).removeprefix("jitscope, ")
+    return _table(
+        (
+            *("layers", "`jax.jit`", how, "ratio", "matrix products", "other kernels"),
+            "memory beside arguments",
+        ),
+        rows,
+    )
+
+
 def dispatch(lines: Sequence[Line]) -> str:
     """What a call of a compiled function costs, and how much of it jitscope adds."""
     rows = []
@@ -276,6 +315,8 @@ KINDS: dict[str, Callable[[Sequence[Line]], str]] = {
     "runs": runs,
     "run-goals": run_goals,
     "dispatch": dispatch,
+    "target-staged": functools.partial(for_target, contender="outermost_staged"),
+    "target-rolled": functools.partial(for_target, contender="outermost_rolled"),
     "goals": functools.partial(_of_records, text=_goal_list),
     "regret": functools.partial(_of_records, text=regret.table),
     "fit": functools.partial(_of_records, text=fit.table),
