@@ -1,6 +1,7 @@
 """Programs that no one here wrote: equal results, and their repeats found without a mark."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 from framework_programs import FRAMEWORK_PROGRAMS, FrameworkProgram
 from helpers import assert_same, body_uses, decisions, share_all_policy
@@ -68,3 +69,30 @@ def test_structured_program_has_the_types_of_the_original(program: FrameworkProg
 
 def test_every_benchmarked_program_is_tested():
     assert {program.name for program in BENCHMARKED} == set(FRAMEWORK_PROGRAMS)
+
+
+def test_marked_nnx_layers_keep_their_statistics():
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Block(nnx.Module):
+        def __init__(self, rngs):
+            self.linear, self.norm = nnx.Linear(4, 4, rngs=rngs), nnx.BatchNorm(4, rngs=rngs)
+
+        @jitscope.shared_subroutine
+        def __call__(self, x):
+            return x + jnp.tanh(self.norm(self.linear(x)))
+
+    definition, state = nnx.split(nnx.List([Block(nnx.Rngs(i)) for i in range(4)]))
+
+    def step(state, x):
+        blocks = nnx.merge(definition, state)
+        for block in blocks:
+            x = block(x)
+        return x, nnx.state(blocks)
+
+    x = jnp.arange(12.0).reshape(3, 4)
+    got = jitscope.outermost_jit(step)(state, x)
+    with jitscope.disabled():
+        want = jax.jit(step)(state, x)
+    assert_same(got, want)
+    assert "writes to its argument self" in str(Block.__call__.stats())
