@@ -8,6 +8,7 @@ from `benchmarks/results/FILE`. A test holds pages and lines together.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import re
@@ -18,6 +19,7 @@ from typing import Any
 
 from benchmarks import environment, fit, goals, regret
 from benchmarks.contenders import BASELINE
+from benchmarks.dispatch import Dispatch
 from benchmarks.ratios import CPU, WALL, Clock
 from benchmarks.record import Record
 from benchmarks.suites import label
@@ -69,9 +71,9 @@ def _ratio(ours: Sequence[Line], baseline: Sequence[Line], measure: Callable[[Li
     return _with_spread(ratios)
 
 
-def _with_spread(ratios: Sequence[float]) -> str:
+def _with_spread(ratios: Sequence[float], unit: str = "x") -> str:
     spread = f" ({min(ratios):.2f}-{max(ratios):.2f})" if len(ratios) > 1 else ""
-    return f"{statistics.median(ratios):.2f}x{spread}"
+    return f"{statistics.median(ratios):.2f}{unit}{spread}"
 
 
 def _cold_cpu_s(line: Line) -> float:
@@ -235,20 +237,23 @@ def vmaps(lines: Sequence[Line]) -> str:
 
 def gpu(lines: Sequence[Line]) -> str:
     """Compile time, kernels and memory by program and contender."""
-    return _table(
-        ("program", "", "cold", "matrix products", "in plain loops", "other kernels", "memory"),
-        (
+    rows = []
+    for line in lines:
+        products, others, memory = _launched([line])
+        rows.append(
             [
                 label(line["program"], line["settings"]).replace("=", " = "),
                 _NAMES[line["contender"]],
                 _seconds(line["cpu_s"]),
-                f"{line['kernels']['gemms']:,}",
+                products,
                 f"{line['kernels']['loop_dots']:,}",
-                f"{line['kernels']['fusions'] + line['kernels']['others']:,}",
-                size(line["peak_bytes"]),
+                others,
+                memory,
             ]
-            for line in lines
-        ),
+        )
+    return _table(
+        ("program", "", "cold", "matrix products", "in plain loops", "other kernels", "memory"),
+        rows,
     )
 
 
@@ -257,50 +262,56 @@ def for_target(lines: Sequence[Line], contender: str) -> str:
     rows = []
     for layers in sorted({line["settings"]["layers"] for line in lines}):
         of_depth = [line for line in lines if line["settings"]["layers"] == layers]
-        both = [
+        plain, ours = (
             [line for line in of_depth if line["contender"] == name]
             for name in (BASELINE, contender)
+        )
+        plain_s = {line["round"]: _target_s(line) for line in plain}
+        shares = [
+            _target_s(line) / plain_s[line["round"]] for line in ours if line["round"] in plain_s
         ]
-        seconds = [{ln["round"]: ln["trace_s"] + ln["compile_s"] for ln in found} for found in both]
-        ratios = [seconds[1][n] / seconds[0][n] for n in seconds[1] if n in seconds[0]]
-        spread = f" ({min(ratios):.2f}-{max(ratios):.2f})" if ratios else ""
-        counts = [found[-1]["kernels"] if found else {} for found in both]
         rows.append(
             [
                 str(layers),
-                *(f"{statistics.median(s.values()):.3g} s" if s else "-" for s in seconds),
-                f"{statistics.median(ratios):.2f}{spread}" if ratios else "-",
-                ", ".join(f"{kernels['gemms']:,}" if kernels else "-" for kernels in counts),
-                ", ".join(
-                    f"{kernels['fusions'] + kernels['others']:,}" if kernels else "-"
-                    for kernels in counts
-                ),
-                ", ".join(
-                    f"{found[-1]['peak_bytes'] / 1e6:,.0f} MB" if found else "-" for found in both
-                ),
+                _median_s(plain_s.values()),
+                _median_s(map(_target_s, ours)),
+                _with_spread(shares, unit="") if shares else "-",
+                *map(", ".join, zip(_launched(plain), _launched(ours), strict=True)),
             ]
         )
-    how = _NAMES.get(contender, contender).removeprefix("jitscope, ")
-    return _table(
-        (
-            *("layers", "`jax.jit`", how, "ratio", "matrix products", "other kernels"),
-            "memory beside arguments",
-        ),
-        rows,
-    )
+    how = _NAMES[contender].removeprefix("jitscope, ")
+    columns = ("layers", _NAMES[BASELINE], how, "ratio", "matrix products", "other kernels")
+    return _table((*columns, "memory beside arguments"), rows)
+
+
+def _median_s(seconds: Iterable[float]) -> str:
+    found = list(seconds)
+    return _seconds(statistics.median(found)) if found else "-"
+
+
+def _target_s(line: Line) -> float:
+    return line["trace_s"] + line["compile_s"]
+
+
+def _launched(lines: Sequence[Line]) -> tuple[str, str, str]:
+    """Matrix products, other kernels and memory; all lines of one program have the same."""
+    if not lines:
+        return "-", "-", "-"
+    kernels = lines[-1]["kernels"]
+    others = kernels["fusions"] + kernels["others"]
+    return f"{kernels['gemms']:,}", f"{others:,}", size(lines[-1]["peak_bytes"])
 
 
 def dispatch(lines: Sequence[Line]) -> str:
     """What a call of a compiled function costs, and how much of it jitscope adds."""
     rows = []
     for line in lines:
-        low, median, high = statistics.quantiles(line["call_us"], n=4)
-        pairs = zip(line["call_us"], line["baseline_us"], strict=True)
-        extra_us = statistics.median(ours - baseline for ours, baseline in pairs)
-        name = _NAMES.get(line["contender"], f"`{line['contender']}`")
+        one = Dispatch(*(line[field.name] for field in dataclasses.fields(Dispatch)))
+        low, _, high = statistics.quantiles(one.call_us, n=4)
         digits = ",.0f" if high >= 1000 else ".3g"
-        spread = f"{median:{digits}} us ({low:{digits}}-{high:{digits}})"
-        rows.append([line["case"], name, spread, f"{extra_us:+.3g} us"])
+        spread = f"{one.median_us:{digits}} us ({low:{digits}}-{high:{digits}})"
+        name = _NAMES.get(one.contender, f"`{one.contender}`")
+        rows.append([one.case, name, spread, f"{one.extra_us:+.3g} us"])
     return _table(("arguments", "", "a call", "against `jax.jit`"), rows)
 
 

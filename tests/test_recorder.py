@@ -252,7 +252,7 @@ def test_recording_can_be_printed_and_shown():
 def test_subroutine_that_is_of_no_use_is_told(use, problem):  # accelerate#4188
     # Code of its own for each case: functions with one code are counted together.
     layer = jitscope.shared_subroutine(
-        eval(f"lambda x: x + {abs(hash(problem)) % 9999}"), name=f"for {problem}"
+        eval(f"lambda x: x + bool({problem!r})"), name=f"for {problem}"
     )
     use(layer)
     (mine,) = [s for s in jitscope.stats().subroutines if s.name == f"for {problem}"]

@@ -92,12 +92,8 @@ class _MaxTraces(ContextDecorator):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             return
-        known = sorted({stats.name for stats in counts_so_far().values()})
-        if isinstance(self._of, str) and self._of not in known:
-            raise AssertionError(
-                f"assert_max_traces(of={self._of!r}) checked nothing, since no shared subroutine "
-                f"has that name; there are: {', '.join(known) or 'none'}"
-            )
+        if isinstance(self._of, str):
+            _check_known(self._of)
         found = [
             report
             for code, report in subroutine_reports(self._before).items()
@@ -114,6 +110,15 @@ class _MaxTraces(ContextDecorator):
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+
+def _check_known(name: str) -> None:
+    known = sorted({stats.name for stats in counts_so_far().values()})
+    if name not in known:
+        raise AssertionError(
+            f"assert_max_traces(of={name!r}) checked nothing, since no shared subroutine has that "
+            f"name; there are: {', '.join(known) or 'none'}"
+        )
 
 
 def _code(of: Any) -> Hashable:

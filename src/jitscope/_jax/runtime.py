@@ -120,7 +120,7 @@ def lies_on(device: Any, value: Any) -> bool:
         and not value.is_deleted()
         and isinstance(value.sharding, jax.sharding.SingleDeviceSharding)
         and value.sharding.device_set == {device}
-        and _is_on_one_device(value.sharding)
+        and is_default_memory(value.sharding)
     )
 
 

@@ -18,11 +18,11 @@ def advice(program: ProgramReport, width: int) -> list[str]:
     bodies = sorted(program.bodies, key=lambda body: -body.n_uses * body.n_equations)
     bodies = [body for body in bodies if body.n_equations >= _SMALLEST]
     retraced = [body for body in bodies if body.is_retraced]
-    forward = {(body.name, body.why_retraced) for body in retraced if not body.is_backward}
+    told = {(body.name, body.why_retraced) for body in retraced if not body.is_backward}
     lines = [
         _retraced(body)
         for body in retraced  # the gradient is traced as often as the function is
-        if not (body.is_backward and (body.name, body.why_retraced) in forward)
+        if not (body.is_backward and (body.name, body.why_retraced) in told)
     ]
     misses = [(body, miss) for body in bodies for miss in body.near_misses]
     forward = {body.name for body, miss in misses if not body.is_backward}
@@ -31,11 +31,11 @@ def advice(program: ProgramReport, width: int) -> list[str]:
         for body, miss in misses  # the gradient differs as the function does
         if miss.is_of_gradient or not (body.is_backward and body.name in forward)
     ]
-    told: set[tuple[str, ...]] = set()
+    shown: set[tuple[str, ...]] = set()
     for body, miss in misses:
         # A difference within a body is one of the body around it, too.
-        if not (miss.is_shape_only or miss.is_of_gradient or miss.differences in told):
-            told.add(miss.differences)
+        if not (miss.is_shape_only or miss.is_of_gradient or miss.differences in shown):
+            shown.add(miss.differences)
             lines.append(_missed(body, miss))
     lines += _too_small(program)
     if len(lines) > _MAX_ADVICE:

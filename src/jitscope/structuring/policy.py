@@ -122,12 +122,10 @@ class Policy:
             if body.n_heavy or body.fingerprint.digest in in_layers:
                 in_layers.update(callee for callee, _ in body.calls)
             is_in_layer = body.fingerprint.digest in in_layers
-            unfit = self._unfit(body, n_uses)
-            drawing = None if unfit else self._drawing(body, n_uses)
+            drawing = self._drawing(body, n_uses)
             decision = (
-                unfit
-                or drawing
-                or self._unworthy(body, n_uses)
+                drawing
+                or self._unfit(body, n_uses)
                 or self._too_little(body, n_uses, heavy, is_in_layer)
                 or self._better_within(body, graph, heavy)
                 or Decision(
@@ -189,8 +187,17 @@ class Policy:
             for body in nested
         }
 
+    def _drawing(self, body: Body, n_uses: int) -> Decision | None:
+        """Kept where it is little but random draws, however small it is."""
+        is_free = not body.obstacle and body.forced is None
+        is_light = body.n_draws and not body.n_heavy and not body.outlined
+        if not (is_free and is_light) or n_uses < self.min_uses_drawing:
+            return None
+        reason = f"{n_uses} uses that draw random numbers, which XLA would compile anew for each"
+        return Decision(Structure.SHARED, reason)
+
     def _unfit(self, body: Body, n_uses: int) -> Decision | None:
-        """The decision for a body about which there is nothing to weigh."""
+        """The decision for a body that no amount of equations makes worth a kept call."""
         if body.obstacle:
             return Decision(Structure.NESTED, body.obstacle)
         if n_uses == 0:
@@ -198,18 +205,6 @@ class Policy:
             return Decision(Structure.NESTED, f"called only within bodies {became}")
         if body.forced is not None:
             return Decision(Structure(body.forced), "asked for by its decorator")
-        return None
-
-    def _drawing(self, body: Body, n_uses: int) -> Decision | None:
-        """Kept where it is little but random draws, however small it is."""
-        is_light = body.n_draws and not body.n_heavy and not body.outlined
-        if not is_light or n_uses < self.min_uses_drawing:
-            return None
-        reason = f"{n_uses} uses that draw random numbers, which XLA would compile anew for each"
-        return Decision(Structure.SHARED, reason)
-
-    def _unworthy(self, body: Body, n_uses: int) -> Decision | None:
-        """The decision for a body that no amount of saved equations makes worth a kept call."""
         if body.n_uses == 1:
             return Decision(Structure.INLINE, "called once")
         enough, smallest = self.min_uses * (2 if body.n_convolutions else 1), self._smallest(body)
@@ -253,10 +248,7 @@ class Policy:
 
     def _heavy(self, census: Census) -> _Heavy:
         bodies = [
-            body
-            for body in census.bodies
-            if body.n_heavy
-            and not (self._unfit(body, body.n_uses) or self._unworthy(body, body.n_uses))
+            body for body in census.bodies if body.n_heavy and not self._unfit(body, body.n_uses)
         ]
         growing = any(body.grows and body.is_in_a_row for body in bodies)
         steady = not growing and all(body.grows is False for body in bodies)
@@ -315,7 +307,6 @@ class Policy:
         def wanted(inner: Body) -> bool:
             return not (
                 self._unfit(inner, inner.n_uses)
-                or self._unworthy(inner, inner.n_uses)
                 or self._too_little(inner, inner.n_uses, heavy, bool(body.n_heavy))
             )
 

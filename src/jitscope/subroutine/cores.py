@@ -271,10 +271,6 @@ class Registry:
         self._cores: collections.OrderedDict[Hashable, Core] = collections.OrderedDict()
         self._counters: collections.OrderedDict[Hashable, Counters] = collections.OrderedDict()
 
-    def add(self, key: Hashable, core: Core) -> Core:
-        """Makes a core that of one more key, unless the key has one; returns the key's."""
-        return self.core(key, lambda: core)
-
     def __len__(self) -> int:
         return len(self._cores)
 

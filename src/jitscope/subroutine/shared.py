@@ -194,7 +194,7 @@ class SharedSubroutine:
         now, contents = Keys(captured=True), self._fixed_contents()
         key = self._key(self._captures(now))
         if not now.tracers and not keys.tracers:
-            self._remember(key, registry.add(key, core), contents)
+            self._remember(key, registry.core(key, lambda: core), contents)
 
     def _key(self, captures: dict[str, Hashable]) -> Hashable:
         return (
