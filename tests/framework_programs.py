@@ -62,6 +62,12 @@ FRAMEWORK_PROGRAMS = {
             settings=_DEEP,
         ),
         FrameworkProgram(
+            "flax_dropout",
+            {"Block": 12, "Block_gradient": 12} | _ADAMW,
+            kept=frozenset({"_bernoulli"}),
+            settings=_DEEP,
+        ),
+        FrameworkProgram(
             "flax_nnx",
             {"Block": 12, "Block_gradient": 12} | _ADAMW,
             settings=_DEEP,

@@ -54,18 +54,36 @@ def _normal(*shape: int) -> jax.Array:
 # --- transformers and perceptrons -----------------------------------------------------------------
 
 
-def flax_linen(
-    share: Share, *, layers: int, width: int, heads: int, vocabulary: int, batch: int, sequence: int
-) -> Case:
+def flax_linen(share: Share, **settings: int) -> Case:
     """A train step of a Flax Linen decoder with AdamW of Optax."""
+    return _flax_linen(0.0, **settings)
+
+
+def flax_dropout(share: Share, **settings: int) -> Case:
+    """The same with dropout behind attention and feed-forward, as most are trained."""
+    return _flax_linen(0.1, **settings)
+
+
+def _flax_linen(
+    rate: float,
+    *,
+    layers: int,
+    width: int,
+    heads: int,
+    vocabulary: int,
+    batch: int,
+    sequence: int,
+) -> Case:
     import optax
     from flax import linen as nn
 
     class Block(nn.Module):
         @nn.compact
         def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
-            x = x + nn.MultiHeadDotProductAttention(heads)(nn.LayerNorm()(x), mask=mask)
-            return x + nn.Dense(width)(nn.gelu(nn.Dense(4 * width)(nn.LayerNorm()(x))))
+            mixed = nn.MultiHeadDotProductAttention(heads)(nn.LayerNorm()(x), mask=mask)
+            x = x + nn.Dropout(rate, deterministic=False)(mixed)
+            hidden = nn.Dense(width)(nn.gelu(nn.Dense(4 * width)(nn.LayerNorm()(x))))
+            return x + nn.Dropout(rate, deterministic=False)(hidden)
 
     class Decoder(nn.Module):
         @nn.compact
@@ -78,18 +96,19 @@ def flax_linen(
 
     model, optimiser = Decoder(), optax.adamw(1e-3, eps=_ADAM_EPS)
     tokens = _tokens(batch, sequence, vocabulary)
-    params = _filled(jax.eval_shape(model.init, jax.random.key(0), tokens[:, :-1]))
+    keys = {name: jax.random.key(0) for name in ("params", "dropout")}
+    params = _filled(jax.eval_shape(model.init, keys, tokens[:, :-1]))
 
-    def loss(params: Any, tokens: jax.Array) -> jax.Array:
-        logits = model.apply(params, tokens[:, :-1])
+    def loss(params: Any, key: jax.Array, tokens: jax.Array) -> jax.Array:
+        logits = model.apply(params, tokens[:, :-1], rngs={"dropout": key})
         return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
-    def train_step(params: Any, state: Any, tokens: jax.Array) -> Any:
-        value, gradients = jax.value_and_grad(loss)(params, tokens)
+    def train_step(params: Any, state: Any, key: jax.Array, tokens: jax.Array) -> Any:
+        value, gradients = jax.value_and_grad(loss)(params, key, tokens)
         updates, state = optimiser.update(gradients, state, params)
         return value, optax.apply_updates(params, updates), state
 
-    return Case(train_step, (params, optimiser.init(params), tokens))
+    return Case(train_step, (params, optimiser.init(params), jax.random.key(1), tokens))
 
 
 def flax_nnx(
@@ -347,6 +366,7 @@ def _program(
 
 PROGRAMS = (
     _program(flax_linen, ("flax", "optax"), _DECODER, _TINY_DECODER),
+    _program(flax_dropout, ("flax", "optax"), _DECODER, _TINY_DECODER),
     _program(flax_nnx, ("flax", "optax"), _DECODER, _TINY_DECODER),
     _program(
         equinox_mlp,
