@@ -8,11 +8,9 @@ done by the user, and the function stays what it was.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import os
-import re
 import textwrap
 import time
 from collections.abc import Callable
@@ -21,10 +19,11 @@ from typing import Any
 import jax
 
 from . import _jax
+from .compiling import compiled
 from .gpu_target import compile_for, is_array
 from .ir.program import Program
 from .outermost.jit import OutermostJit
-from .reuse.compiled import Compiled, ForTarget, KeptBody
+from .reuse.compiled import Compiled, ForTarget
 from .reuse.phases import Phases
 from .reuse.reuse import Reuse
 from .reuse.reuse_report import ReuseReport
@@ -33,11 +32,6 @@ from .settings import not_counting
 from .staged.executables import asked_sharding
 from .structuring.policy import Policy
 from .subroutine.functions import name_of
-
-_FUNCTION = re.compile(r"^\s*func\.func ", re.MULTILINE)
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = .*? (?P<kind>[a-z][\w\-]*)\(", re.MULTILINE)
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?[\w.\-]+ (?:\([^\n]*)?\{$", re.MULTILINE)
-_KEPT = re.compile(r" call\([^\n]*to_apply=[^\n]*compilation_unit=\"(?P<unit>[^\"]*)\"")
 
 
 def explain(
@@ -110,16 +104,16 @@ def _explained(
         raise _not_callable("compare" if with_plain else "explain", fun)
     with not_counting():
         both = _both(fun, args, kwargs)
-        compiled = both.structured()
+        structured = both.structured()
         plain = both.plain() if with_plain or both.is_jitted else None
         (program,) = both.reuse().report().programs
-    spent, seconds = program.seconds, compiled.seconds
-    realised = {kept.unit.rpartition("_")[2]: kept.n_calls for kept in compiled.kept}
+    spent, seconds = program.seconds, structured.seconds
+    realised = {kept.unit.rpartition("_")[2]: kept.n_calls for kept in structured.kept}
     return ReuseReport(
         (
             dataclasses.replace(
                 program,
-                compiled=compiled,
+                compiled=structured,
                 plain=plain,
                 seconds=dataclasses.replace(
                     seconds,
@@ -201,9 +195,9 @@ def _of_outermost(fun: OutermostJit, args: tuple, kwargs: dict[str, Any]) -> _Bo
     structured = OutermostJit(_fresh(fun._fun), fun._policy, fun._options, outline=fun._outline)
 
     def plain() -> Compiled:
-        return _compiled(_jax.jit(_fresh(fun._fun), **fun._options), args, kwargs)
+        return compiled(_jax.jit(_fresh(fun._fun), **fun._options), args, kwargs)
 
-    return _Both(structured.reuse, lambda: _compiled(structured, args, kwargs), plain)
+    return _Both(structured.reuse, lambda: compiled(structured, args, kwargs), plain)
 
 
 def _of_jitted(fun: Any, args: tuple, kwargs: dict[str, Any]) -> _Both:
@@ -226,17 +220,17 @@ def _of_jitted(fun: Any, args: tuple, kwargs: dict[str, Any]) -> _Both:
         )
     ]
 
-    def compiled(program: Program) -> Compiled:
+    def alone(program: Program) -> Compiled:
         def emitted(*leaves: Any) -> Any:
             return program.emit(leaves)
 
         emitted.__name__ = emitted.__qualname__ = name
-        return _compiled(_jax.jit(emitted, donate_argnums=donated), tuple(types), {})
+        return compiled(_jax.jit(emitted, donate_argnums=donated), tuple(types), {})
 
     return _Both(
         structurer.reuse,
-        lambda: compiled(restructured),
-        lambda: compiled(program),
+        lambda: alone(restructured),
+        lambda: alone(program),
         is_jitted=True,
     )
 
@@ -317,53 +311,3 @@ def _fresh(fun: Callable[..., Any]) -> Callable[..., Any]:
     if not hasattr(fun, "__name__"):  # a partial or a callable object
         fresh.__name__ = name_of(fun)
     return fresh
-
-
-def _compiled(jitted: Any, args: tuple, kwargs: dict[str, Any]) -> Compiled:
-    """Compiles a function and reads the counts from what comes out."""
-    clock = [time.perf_counter()]
-    traced = jitted.trace(*args, **kwargs)
-    clock.append(time.perf_counter())
-    lowered = traced.lower()
-    clock.append(time.perf_counter())
-    executable = lowered.compile()
-    clock.append(time.perf_counter())
-    trace_s, lower_s, compile_s = (b - a for a, b in zip(clock, clock[1:], strict=False))
-    return counted(
-        lowered.as_text(),
-        executable.as_text() or "",
-        executable.memory_analysis(),
-        Seconds(trace_s, 0.0, lower_s, compile_s),
-    )
-
-
-def counted(stablehlo: str, hlo: str, memory: Any, seconds: Seconds) -> Compiled:
-    """Counts of a lowered and compiled program.
-
-    Args:
-      stablehlo: text of the lowered program.
-      hlo: text of the compiled program.
-      memory: what its ``memory_analysis()`` returned, or None.
-      seconds: that both took.
-    """
-    kinds = [found["kind"] for found in _INSTRUCTION.finditer(hlo)]
-    kept = [found["unit"] for found in _KEPT.finditer(hlo)]
-
-    def n_bytes(name: str) -> int:
-        return int(getattr(memory, f"{name}_size_in_bytes", 0) or 0)
-
-    return Compiled(
-        seconds=seconds,
-        n_functions=len(_FUNCTION.findall(stablehlo)),
-        n_instructions=len(kinds),
-        n_computations=len(_COMPUTATION.findall(hlo)),
-        n_kept_calls=len(kept),
-        n_kept_bodies=len(set(kept)),
-        n_fusions=kinds.count("fusion"),
-        n_copies=kinds.count("copy"),
-        argument_bytes=n_bytes("argument"),
-        result_bytes=n_bytes("output"),
-        temporary_bytes=n_bytes("temp"),
-        code_bytes=n_bytes("generated_code"),
-        kept=tuple(KeptBody(unit, n) for unit, n in collections.Counter(kept).items()),
-    )

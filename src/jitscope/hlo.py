@@ -51,6 +51,7 @@ _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) (\(.*)?\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = .*?[\]})] ([a-z][\w\-]*)\(")
 _CALLED = re.compile(r"\b(?:to_apply|calls|body|called_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
+_KEPT = re.compile(r" call\([^\n]*to_apply=[^\n]*compilation_unit=\"(?P<unit>[^\"]*)\"")
 _GEMM = re.compile(r'"kind":"[^"]*(?:gemm|cublas|cudnn)|custom_call_target="[^"]*(?:gemm|matmul)')
 _NOT_RUN = frozenset(
     {
@@ -72,7 +73,7 @@ _CALLS = frozenset({"call", "while", "conditional", "async-start"})
 Computations = Mapping[str, Sequence[tuple[str, str]]]
 
 
-def _computations(hlo: str) -> Computations:
+def computations_of(hlo: str) -> Computations:
     """Name of a computation to (operation, line) of its instructions; the entry under ''."""
     computations: dict[str, list[tuple[str, str]]] = {}
     lines: list[tuple[str, str]] = []
@@ -84,13 +85,18 @@ def _computations(hlo: str) -> Computations:
     return computations
 
 
+def kept_units(hlo: str) -> list[str]:
+    """Names of the shared bodies that are still called, one for each call."""
+    return [found["unit"] for found in _KEPT.finditer(hlo)]
+
+
 def look_into(hlo: str) -> Kernels:
     """Counts what one run of a program launches.
 
     Args:
       hlo: the optimised program as text, of `jax.stages.Compiled.as_text()`.
     """
-    computations = _computations(hlo)
+    computations = computations_of(hlo)
     memo: dict[str, Kernels] = {}
 
     def count(name: str) -> Kernels:
@@ -126,7 +132,7 @@ def _kernel(operation: str, line: str, computations: Computations) -> Kernels:
 
 def n_equal_calls(hlo: str) -> int:
     """The most calls that are left of computations with equal content."""
-    computations = _computations(hlo)
+    computations = computations_of(hlo)
     calls = Counter(
         _content(name, computations)
         for _, operation, line in _instructions(hlo)
@@ -151,6 +157,6 @@ def _content(name: str, computations: Computations) -> tuple[Any, ...]:
 
 
 def _instructions(hlo: str) -> Iterator[tuple[str, str, str]]:
-    for name, instructions in _computations(hlo).items():
+    for name, instructions in computations_of(hlo).items():
         for operation, line in instructions:
             yield name, operation, line
