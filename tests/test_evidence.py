@@ -1,9 +1,12 @@
 """What a report shows of a program, checked against an independent count over the jaxpr."""
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import pytest
 from helpers import build_annotated, build_plain, share_all_policy
+from jax.extend.core import JaxprEqn
 from programs import PROGRAMS
 
 import jitscope
@@ -164,9 +167,35 @@ def test_captured_arrays_are_not_kept():
     table = jnp.ones(3)
     structured = jitscope.outermost_jit(lambda x: x + table)
     structured.trace(1.0)
-    assert not _jax.consts(structured.reuse().evidence.source)
-    assert not _jax.consts(structured.reuse().evidence.before)
-    assert not _jax.consts(structured.reuse().evidence.after)
+    assert not _jax.consts(structured.reuse().evidence.program)
+
+
+def test_deeper_program_in_stages_leaves_few_more_equations_alive():
+    def loss(weights, x):
+        for w in weights:
+            x = x + jnp.tanh(jnp.sin(x @ w) * jnp.cos(x) + jax.nn.gelu(x)) @ w.T
+        return (x * x).mean()
+
+    def arguments(n_layers):
+        return [jnp.ones((4, 4))] * n_layers, jnp.ones((2, 4))
+
+    def n_alive(n_layers):
+        structured = jitscope.outermost_jit(
+            jax.grad(loss), policy=share_all_policy(), staged=True
+        )
+        gc.collect()
+        gc.disable()  # what only a look for garbage frees counts as alive
+        try:
+            before = {id(o) for o in gc.get_objects() if isinstance(o, JaxprEqn)}
+            structured.lower(*arguments(n_layers))
+            now = [o for o in gc.get_objects() if isinstance(o, JaxprEqn) and id(o) not in before]
+            assert structured.reuse().n_shared_calls >= 2 * (n_layers - 2)
+            return len(now)
+        finally:
+            gc.enable()
+
+    few, many = (count(jax.make_jaxpr(jax.grad(loss))(*arguments(n))) for n in (12, 24))
+    assert n_alive(24) - n_alive(12) < 0.2 * (many - few)
 
 
 def test_program_compiled_as_traced_compiles_what_it_has():

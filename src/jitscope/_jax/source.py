@@ -97,9 +97,9 @@ def user_functions(eqn: JaxprEqn) -> list[str]:
     return [frame.function_name for frame in frames][::-1]
 
 
-def user_stack(eqn: JaxprEqn) -> tuple[str, ...]:
-    """``file:line (function)`` of the user's functions around an equation, outermost first."""
-    frames = _source_info.user_frames(eqn.source_info.traceback)
+def user_stack(traceback: Any) -> tuple[str, ...]:
+    """``file:line (function)`` of the user's functions in a traceback of JAX, outermost first."""
+    frames = _source_info.user_frames(traceback)
     return tuple(
         f"{frame.file_name}:{frame.start_line} ({frame.function_name})" for frame in frames
     )[::-1]

@@ -1,8 +1,8 @@
 """What a report shows of a program beyond its census: (Programs, Variants) -> facts.
 
-*Evidence* is the program before and after restructuring, without the values it captures. It
-is looked at only when a report is asked for, so that keeping it costs nothing but its
-memory while a program is traced.
+*Evidence* is what must be taken down while a program is traced: what it calls, once per
+distinct body and without the values it captures, and counts of its equations. The rest is
+found out when a report is asked for.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
 from typing import Any
 
 from .. import _jax
@@ -18,34 +17,36 @@ from ..ir.fingerprint import fingerprint
 from ..ir.program import Program, count_equations
 from ..names import OutlinedName, SubroutineName, is_outlined
 from ..structuring.call_sites import CallSite, call_sites
-from ..structuring.shared_call import shared_call_p
 from ..structuring.variants import Variants
 from ..subroutine.reasons import type_text
+from .counting import Counts, bodies_called, by_traceback
 
 _MAX_LINES = 400
 """Lines of a body's jaxpr that are kept."""
 _MAX_PRINTED = 100_000
 """Equations of a body that is printed at all: JAX's printer follows every path of calls."""
-Counts = collections.Counter[Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """A program before and after restructuring, and what is known about similar bodies.
+    """The calls of a program, and its equations counted before and after restructuring.
 
     Attributes:
-      source: what was restructured: ``before``, or as traced where nothing found is used.
-      before: with constants hoisted and repeats outlined.
-      after: restructured.
+      program: with constants hoisted and repeats outlined; calls that were found share the
+        jaxpr of their body.
       variants: bodies that stand in for others.
-      n_constants: operands of ``before``, the first ones, that are values the program captured.
+      n_constants: operands of ``program``, the first ones, that are values it captured.
+      before: equations by traceback of what was restructured.
+      after: likewise when restructured, with kept bodies counted once.
+      n_bodies_after: distinct nested functions of the restructured program.
     """
 
-    source: _jax.AnyJaxpr
-    before: _jax.AnyJaxpr
-    after: _jax.AnyJaxpr
+    program: _jax.AnyJaxpr
     variants: Variants
-    n_constants: int = 0
+    n_constants: int
+    before: Counts
+    after: Counts
+    n_bodies_after: int
 
     @functools.cached_property
     def bodies(self) -> dict[str, Any]:
@@ -72,7 +73,7 @@ class Evidence:
         """Every call site, with the digest of the body that it lies in."""
         found: list[tuple[str, CallSite]] = []
         seen: set[str] = set()
-        waiting: list[tuple[str, Any]] = [("", self.before)]
+        waiting: list[tuple[str, Any]] = [("", self.program)]
         while waiting:
             caller, jaxpr = waiting.pop(0)
             for site in call_sites(jaxpr):
@@ -210,87 +211,77 @@ class Evidence:
     @property
     def n_compiled(self) -> int:
         """Equations of the restructured program with kept bodies counted once."""
-        return sum(_by_key(self.after, lambda eqn: None, once=True).values())
-
-    @property
-    def n_bodies_after(self) -> int:
-        """Distinct nested functions of the restructured program."""
-        return len({id(jaxpr) for jaxpr, _ in _calls(self.after, set())})
+        return self.after.total()
 
     def lines(self) -> tuple[Counts, Counts]:
         """Equations by the user's functions and lines, before and after."""
-        before = _by_key(self.source, _jax.user_stack, once=False)
-        return before, _by_key(self.after, _jax.user_stack, once=True)
+        return _by_stack(self.before), _by_stack(self.after)
 
 
 def evidence_of(
-    source: Program, before: Program, after: Program, variants: Variants
+    source: Program, lifted: Program, restructured: Program, variants: Variants
 ) -> Evidence | None:
     """Evidence without the values that the program captures; None if it holds tracers.
 
     Tracers belong to a trace under way, which must not be kept alive.
+
+    Args:
+      source: what was restructured: ``lifted``, or as traced where nothing found is used.
+      lifted: with constants hoisted and repeats outlined.
+      restructured: as it is compiled.
+      variants: bodies that stand in for others.
     """
-    values = (*_jax.consts(before.jaxpr), *_jax.consts(after.jaxpr))
+    values = (*_jax.consts(lifted.jaxpr), *_jax.consts(restructured.jaxpr))
     if any(isinstance(value, _jax.Tracer) for value in values):
         return None
     return Evidence(
-        _jax.constants_as_operands(source.jaxpr),
-        _jax.constants_as_operands(before.jaxpr),
-        _jax.constants_as_operands(after.jaxpr),
+        _OneBodyEach().jaxpr(_jax.constants_as_operands(lifted.jaxpr)),
         variants,
-        len(_jax.consts(before.jaxpr)),
+        len(_jax.consts(lifted.jaxpr)),
+        by_traceback(source.jaxpr, once=False),
+        by_traceback(restructured.jaxpr, once=True),
+        len(bodies_called(restructured.jaxpr)),
     )
 
 
-# --- counting equations by some key ----------------------------------------------------------
+class _OneBodyEach:
+    """Rebuilds jaxprs so that the calls found of a body hold one jaxpr, not each its own.
+
+    A report needs no more, and a program takes the memory of what is distinct in it.
+    """
+
+    def __init__(self) -> None:
+        self._bodies: dict[str, _jax.AnyJaxpr] = {}
+        self._rebuilt: dict[int, tuple[_jax.AnyJaxpr, _jax.AnyJaxpr]] = {}
+
+    def jaxpr(self, jaxpr: _jax.AnyJaxpr) -> _jax.AnyJaxpr:
+        """The rebuilt jaxpr; the same object if nothing in it changes."""
+        if id(jaxpr) not in self._rebuilt:
+            # The original is kept beside the result, so that its id is not used again.
+            self._rebuilt[id(jaxpr)] = (jaxpr, self._rebuild(jaxpr))
+        return self._rebuilt[id(jaxpr)][1]
+
+    def _rebuild(self, jaxpr: _jax.AnyJaxpr) -> _jax.AnyJaxpr:
+        before = _jax.equations(jaxpr)
+        eqns = list(map(self._equation, before))
+        changed = any(a is not b for a, b in zip(eqns, before, strict=True))
+        return _jax.rebuilt(jaxpr, eqns=eqns) if changed else jaxpr
+
+    def _equation(self, eqn: Any) -> Any:
+        if eqn.primitive is _jax.jit_p and is_outlined(eqn.params["name"]):
+            return _jax.with_subprograms(eqn, self._body)
+        return _jax.with_subprograms(eqn, self.jaxpr)
+
+    def _body(self, body: _jax.AnyJaxpr) -> _jax.AnyJaxpr:
+        digest = fingerprint(body).digest
+        if digest not in self._bodies:
+            self._bodies[digest] = self.jaxpr(body)
+        return self._bodies[digest]
 
 
-def _by_key(jaxpr: _jax.AnyJaxpr, key_of: Callable[[Any], Any], *, once: bool) -> Counts:
-    """Equations by key, every call spelled out; with ``once``, kept calls but once."""
-    kept: dict[tuple[str, int], Any] = {}
-    memo: dict[int, Counts] = {}
-
-    def count(jaxpr: _jax.AnyJaxpr) -> Counts:
-        found = memo.get(id(jaxpr))
-        if found is None:
-            found = memo[id(jaxpr)] = collections.Counter()
-            for eqn in _jax.equations(jaxpr):
-                if once and eqn.primitive is shared_call_p and eqn.params["unit"]:
-                    body = eqn.params["shared"]
-                    kept.setdefault((eqn.params["unit"], id(body)), body)
-                    continue
-                subs = list(_subs(eqn))
-                if not any(map(_jax.equations, subs)):
-                    found[key_of(eqn)] += 1
-                for sub in subs:
-                    found.update(count(sub))
-        return found
-
-    total = collections.Counter(count(jaxpr))
-    done: set[tuple[str, int]] = set()
-    while len(done) < len(kept):
-        for unit, body in list(kept.items()):
-            if unit not in done:
-                done.add(unit)
-                total.update(count(body))
-    return total
-
-
-def _subs(eqn: Any) -> Iterator[Any]:
-    """The jaxprs that an equation runs; a call has the call site's beside the shared one."""
-    if eqn.primitive is shared_call_p:
-        yield eqn.params["shared"]
-    else:
-        yield from _jax.sub_jaxprs(eqn)
-
-
-def _calls(jaxpr: _jax.AnyJaxpr, seen: set[int]) -> Iterator[tuple[Any, Any]]:
-    """Bodies called in a jaxpr and in everything below it, each jaxpr looked into once."""
-    if id(jaxpr) in seen:
-        return
-    seen.add(id(jaxpr))
-    for eqn in _jax.equations(jaxpr):
-        for sub in _subs(eqn):
-            if eqn.primitive in (shared_call_p, _jax.jit_p):
-                yield sub, eqn
-            yield from _calls(sub, seen)
+def _by_stack(counts: Counts) -> Counts:
+    """Equations by the user's functions around them, of those by traceback."""
+    found: Counts = collections.Counter()
+    for traceback, n in counts.items():
+        found[_jax.user_stack(traceback)] += n
+    return found

@@ -147,7 +147,7 @@ def _lines(jaxpr: _jax.AnyJaxpr) -> Iterator[str]:
     waiting, seen = [jaxpr], {id(jaxpr)}
     while waiting:
         for eqn in _jax.equations(waiting.pop()):
-            yield from _jax.user_stack(eqn)[-1:]
+            yield from _jax.user_stack(eqn.source_info.traceback)[-1:]
             for sub in _jax.sub_jaxprs(eqn):
                 if id(sub) not in seen:
                     seen.add(id(sub))

@@ -24,7 +24,7 @@ def notes(evidence: Evidence) -> tuple[str, ...]:
 
 
 def _captured_arrays(evidence: Evidence) -> Iterator[str]:
-    program = _jax.opened(evidence.before)
+    program = _jax.opened(evidence.program)
     sizes = {var: _jax.n_bytes(var.aval) for var in program.invars[: evidence.n_constants]}
     if sum(sizes.values()) < _MIN_CAPTURED_BYTES:
         return

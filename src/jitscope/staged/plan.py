@@ -43,34 +43,39 @@ def with_calls_outermost(plan: Plan, program: Program, variants: Variants) -> Pl
       program: before it is restructured.
       variants: bodies that stand in for others.
     """
-    dissolved: dict[str, Decision] = {}
-    known: dict[int, bool] = {}
+    dissolver = _Dissolver(plan, variants)
+    dissolver.has_kept_calls(program.jaxpr)
+    return Plan({**plan.decisions, **dissolver.dissolved}) if dissolver.dissolved else plan
 
-    def has_kept_calls(jaxpr: _jax.AnyJaxpr) -> bool:
-        if id(jaxpr) not in known:
+
+class _Dissolver:
+    """Looks for the calls that hide kept calls, each distinct jaxpr once."""
+
+    def __init__(self, plan: Plan, variants: Variants) -> None:
+        self.dissolved: dict[str, Decision] = {}
+        self._plan = plan
+        self._variants = variants
+        self._known: dict[int, bool] = {}
+
+    def has_kept_calls(self, jaxpr: _jax.AnyJaxpr) -> bool:
+        if id(jaxpr) not in self._known:
+            calls = (eqn for eqn in _jax.equations(jaxpr) if eqn.primitive is _jax.jit_p)
             # A list, so that every call is looked into.
-            known[id(jaxpr)] = any(
-                [
-                    is_or_has_kept(eqn)
-                    for eqn in _jax.equations(jaxpr)
-                    if eqn.primitive is _jax.jit_p
-                ]
-            )
-        return known[id(jaxpr)]
+            self._known[id(jaxpr)] = any([self._is_or_has_kept(call) for call in calls])
+        return self._known[id(jaxpr)]
 
-    def is_or_has_kept(eqn: Any) -> bool:
-        digest = variants.canonical(fingerprint(eqn.params["jaxpr"]).digest)
-        planned = plan[digest]
-        if planned.structure is Structure.SHARED or not has_kept_calls(eqn.params["jaxpr"]):
-            return planned.structure is Structure.SHARED
+    def _is_or_has_kept(self, call: Any) -> bool:
+        digest = self._variants.canonical(fingerprint(call.params["jaxpr"]).digest)
+        planned = self._plan[digest]
+        if planned.structure is Structure.SHARED:
+            return True
+        if not self.has_kept_calls(call.params["jaxpr"]):
+            return False
         if planned.structure is Structure.NESTED:
-            dissolved[digest] = Decision(
+            self.dissolved[digest] = Decision(
                 Structure.INLINE, f"{planned.reason}; calls within it become stages"
             )
         return True
-
-    has_kept_calls(program.jaxpr)
-    return Plan({**plan.decisions, **dissolved}) if dissolved else plan
 
 
 def with_stages(plan: Plan, program: Program) -> Plan:

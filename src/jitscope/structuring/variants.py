@@ -85,24 +85,25 @@ def find_variants(program: Program) -> Variants:
 def _families(main: Any) -> Iterable[list[Any]]:
     """Distinct bodies of the same name and worth comparing, the largest first."""
     by_name: dict[str, dict[str, Any]] = {}
-
-    def visit(jaxpr: Any) -> None:
-        for eqn in _jax.equations(jaxpr):
-            for sub in _jax.sub_jaxprs(eqn) if eqn.primitive in _jax.SUBPROGRAMS else ():
-                if id(sub) in seen:
-                    continue
-                seen[id(sub)] = sub
-                if eqn.primitive is _jax.jit_p and len(_jax.equations(sub)) >= _MIN_EQUATIONS:
-                    same = by_name.setdefault(str(eqn.params["name"]), {})
-                    if same.setdefault(fingerprint(sub).digest, sub) is not sub:
-                        continue  # what is called there has been seen in its equal
-                visit(sub)
-
-    seen: dict[int, Any] = {}
-    visit(main)
+    _sort_bodies(main, by_name, {})
     for family in by_name.values():
         if len(family) > 1:
             yield sorted(family.values(), key=lambda body: -len(_jax.equations(body)))
+
+
+def _sort_bodies(
+    jaxpr: Any, by_name: dict[str, dict[str, Any]], seen: dict[int, _jax.AnyJaxpr]
+) -> None:
+    for eqn in _jax.equations(jaxpr):
+        for sub in _jax.sub_jaxprs(eqn) if eqn.primitive in _jax.SUBPROGRAMS else ():
+            if id(sub) in seen:
+                continue
+            seen[id(sub)] = sub
+            if eqn.primitive is _jax.jit_p and len(_jax.equations(sub)) >= _MIN_EQUATIONS:
+                same = by_name.setdefault(str(eqn.params["name"]), {})
+                if same.setdefault(fingerprint(sub).digest, sub) is not sub:
+                    continue  # what is called there has been seen in its equal
+            _sort_bodies(sub, by_name, seen)
 
 
 def _cover(body: Any, leader: tuple[str, Any]) -> Any:
