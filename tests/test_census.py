@@ -18,7 +18,7 @@ from jitscope.ir.constants import hoisted
 from jitscope.ir.fingerprint import fingerprint
 from jitscope.ir.program import capture
 from jitscope.names import SubroutineName
-from jitscope.structuring.census import take_census
+from jitscope.structuring.counting import take_census
 from jitscope.structuring.rows import _longest_row
 from jitscope.structuring.variants import find_variants
 

@@ -180,9 +180,7 @@ def test_deeper_program_in_stages_leaves_few_more_equations_alive():
         return [jnp.ones((4, 4))] * n_layers, jnp.ones((2, 4))
 
     def n_alive(n_layers):
-        structured = jitscope.outermost_jit(
-            jax.grad(loss), policy=share_all_policy(), staged=True
-        )
+        structured = jitscope.outermost_jit(jax.grad(loss), policy=share_all_policy(), staged=True)
         gc.collect()
         gc.disable()  # what only a look for garbage frees counts as alive
         try:

@@ -20,7 +20,7 @@ from jitscope.names import SubroutineName, is_outlined
 from jitscope.outlining.finding import MIN_EQUATIONS
 from jitscope.outlining.kinds import MIN_KEPT
 from jitscope.outlining.outline import outline
-from jitscope.structuring.census import take_census
+from jitscope.structuring.counting import take_census
 from jitscope.structuring.policy import Policy
 from jitscope.structuring.restructure import restructure
 

@@ -15,7 +15,7 @@ from jitscope import _jax, outermost_jit
 from jitscope.ir.constants import hoisted
 from jitscope.ir.fingerprint import fingerprint
 from jitscope.ir.program import capture
-from jitscope.structuring.census import take_census
+from jitscope.structuring.counting import take_census
 from jitscope.structuring.plan import Decision, Plan, Structure
 from jitscope.structuring.policy import Policy
 from jitscope.structuring.restructure import restructure, restructured_calls

@@ -11,7 +11,7 @@ import jitscope
 from jitscope import _jax
 from jitscope.ir.fingerprint import fingerprint
 from jitscope.ir.program import capture
-from jitscope.structuring.census import take_census
+from jitscope.structuring.counting import take_census
 from jitscope.structuring.plan import Decision, Plan, Structure
 from jitscope.structuring.restructure import restructure
 from jitscope.structuring.variants import find_variants

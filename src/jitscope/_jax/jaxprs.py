@@ -19,7 +19,7 @@ from jax.extend.core import (
     primitives,
 )
 
-from .primitives import LEAVES, SUBPROGRAMS
+from .primitives import LEAVES, SUBPROGRAMS, jit_p
 
 AnyJaxpr = Any
 """A ``Jaxpr`` or ``ClosedJaxpr``: before JAX 0.11 the two are unrelated types."""
@@ -47,6 +47,8 @@ def sub_jaxprs(eqn: JaxprEqn) -> Sequence[AnyJaxpr]:
     """Every jaxpr in the parameters of an equation, known primitive or not."""
     if eqn.primitive in LEAVES:
         return ()
+    if eqn.primitive is jit_p:  # the most frequent one, with many other parameters
+        return (eqn.params["jaxpr"],)
     return [
         item
         for value in eqn.params.values()

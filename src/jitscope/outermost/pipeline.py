@@ -10,7 +10,8 @@ from ..ir.literals import with_literals_lifted
 from ..ir.program import Program
 from ..outlining.outline import outline as with_repeats_outlined
 from ..reuse.evidence import Evidence, evidence_of
-from ..structuring.census import Census, take_census
+from ..structuring.census import Census
+from ..structuring.counting import take_census
 from ..structuring.plan import Plan, Structure
 from ..structuring.policy import PolicyLike
 from ..structuring.restructure import restructure

@@ -164,19 +164,26 @@ class _Outliner:
     def _calls(self, line: Line, cls: _Class) -> dict[int, tuple[int, Any, Fingerprint]]:
         """Start to length, call and token, for the runs whose bodies prove to be equal."""
         interface, name = cls.interface, cls.name
-        by_digest: dict[str, list[tuple[int, Cut, _jax.AnyJaxpr]]] = {}
+        by_code: dict[Hashable, list[tuple[int, Cut]]] = {}
         for run, start in enumerate(interface.starts):
             piece = cut(line.eqns, interface, run)
-            body, equations = piece.body(name), line[start : start + interface.length]
-            digest = fingerprint(body, equations.tokens).digest
-            by_digest.setdefault(digest, []).append((start, piece, self._body(body, equations)))
+            code = piece.code(line.tokens[start : start + interface.length])
+            by_code.setdefault(code, []).append((start, piece))
         calls: dict[int, tuple[int, Any, Fingerprint]] = {}
-        for sites in by_digest.values():
+        for sites in by_code.values():
+            known: Fingerprint | None = None
             token: Fingerprint | None = None
-            for start, piece, body in sites if len(sites) > 1 else ():
+            outlined: Fingerprint | None = None
+            for start, piece in sites if len(sites) > 1 else ():
+                run = line[start : start + interface.length]
+                written = piece.body(name)
+                known = fingerprint(written, run.tokens) if known is None else known
+                remember(written, known)
+                body = self._body(written, run)
+                outlined = fingerprint(body) if outlined is None else outlined
+                remember(body, outlined)
                 call = piece.call(line.eqns[start], body, name)
-                token = token or equation_token(call)
-                remember(body, fingerprint(sites[0][2]))  # outlined alike, if at all
+                token = equation_token(call) if token is None else token
                 calls[start] = interface.length, call, token
         return calls
 

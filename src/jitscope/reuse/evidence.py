@@ -19,7 +19,7 @@ from ..names import OutlinedName, SubroutineName, is_outlined
 from ..structuring.call_sites import CallSite, call_sites
 from ..structuring.variants import Variants
 from ..subroutine.reasons import type_text
-from .counting import Counts, bodies_called, by_traceback
+from .lines import Counts, counted
 
 _MAX_LINES = 400
 """Lines of a body's jaxpr that are kept."""
@@ -234,13 +234,14 @@ def evidence_of(
     values = (*_jax.consts(lifted.jaxpr), *_jax.consts(restructured.jaxpr))
     if any(isinstance(value, _jax.Tracer) for value in values):
         return None
+    after = counted(restructured.jaxpr, once=True)
     return Evidence(
         _OneBodyEach().jaxpr(_jax.constants_as_operands(lifted.jaxpr)),
         variants,
         len(_jax.consts(lifted.jaxpr)),
-        by_traceback(source.jaxpr, once=False),
-        by_traceback(restructured.jaxpr, once=True),
-        len(bodies_called(restructured.jaxpr)),
+        counted(source.jaxpr, once=False).lines,
+        after.lines,
+        after.n_bodies,
     )
 
 

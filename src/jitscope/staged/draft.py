@@ -105,10 +105,10 @@ class Draft:
     def origin(self, run: int, atom: Any) -> Origin:
         """Where a value that a stage sees in a step comes from."""
         while not isinstance(atom, _jax.Literal):
-            code = self.code(run)
-            if atom not in code.invars:
+            position = _position(self.code(run).invars, atom)
+            if position is None:
                 break
-            slot = self.runs[run].operands[code.invars.index(atom)]
+            slot = self.runs[run].operands[position]
             made = self.maker(slot)
             if made is None:
                 return Origin(-1, slot)
@@ -130,11 +130,8 @@ class Draft:
         """Where a value is passed; None while it is not."""
         if origin.run < 0:
             return origin.value
-        outvars = self.code(origin.run).outvars
-        for at, atom in enumerate(outvars):
-            if atom is origin.value:
-                return self.runs[origin.run].results[at]
-        return None
+        at = _position(self.code(origin.run).outvars, origin.value)
+        return None if at is None else self.runs[origin.run].results[at]
 
     def passed(self, origin: Origin) -> int:
         """Where a value is passed, from now on if it has not been."""
@@ -201,6 +198,13 @@ class Draft:
             found |= len(kept) < len(code.invars)
             _keep(kept, code.invars, *(run.operands for run in runs))
         return found
+
+
+def _position(atoms: Sequence[Any], atom: Any) -> int | None:
+    """Where a variable is, or this very literal."""
+    if isinstance(atom, _jax.Literal):
+        return next((at for at, other in enumerate(atoms) if other is atom), None)
+    return atoms.index(atom) if atom in atoms else None
 
 
 def _keep(positions: Sequence[int], *lists: list[Any]) -> None:
