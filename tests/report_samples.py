@@ -15,7 +15,7 @@ from jitscope.reuse.reuse_report import (
     SourceCount,
     SubroutineReport,
 )
-from jitscope.reuse.seconds import Seconds
+from jitscope.seconds import Seconds
 
 HOSTILE = "</script><script>document.title='hacked'</script><!--<script>\u2028&amp;\"'`${x}{{data}}"
 

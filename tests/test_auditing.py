@@ -242,6 +242,28 @@ def test_program_without_subroutines_is_said_so():
     assert shown.startswith("sin: nothing to audit, since it called no function decorated with ")
 
 
+def test_calls_that_ran_as_plain_functions_are_named_with_the_reason():
+    @jitscope.shared_subroutine
+    def writing(state, x):
+        state["x"] = x  # a write that sharing would lose
+        return x * 2
+
+    @jitscope.shared_subroutine
+    def layer(x):
+        return x + 1
+
+    report = jitscope.audit(lambda x: writing({}, x), X)
+    ((name, reason),) = report.plain
+    assert (name, report.n_calls, report.is_clean) == ("writing", 0, True)
+    assert "state" in reason
+    shown = " ".join(str(report).split())
+    assert "nothing to audit, since no call of a shared subroutine shared a trace" in shown
+    assert f"writing ran as the plain function: {reason}" in shown
+    both = jitscope.audit(lambda x: layer(writing({}, layer(x))), X)
+    assert both.n_calls == 2 and both.plain == report.plain
+    assert "writing ran as the plain function" in str(both)
+
+
 def test_text_names_the_body_its_calls_and_the_cure():
     text = str(jitscope.audit(stack(global_counter()), X))
     assert "1 shared subroutine of 1 not the same at every call" in text

@@ -14,8 +14,8 @@ from report_samples import body, everything, hostile, program
 import jitscope.report
 from jitscope.report import diff, profiles
 from jitscope.reuse.reuse_report import ReuseReport
-from jitscope.reuse.seconds import Seconds
 from jitscope.running.cli import main
+from jitscope.seconds import Seconds
 
 
 def saved(tmp_path, name, report):

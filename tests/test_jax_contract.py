@@ -658,7 +658,7 @@ def test_context_of_its_own_makes_an_equation_immovable():
 
 
 def test_monitoring_reports_each_phase_with_the_name_of_the_function():
-    from jitscope.reuse.phases import _EVENTS
+    from jitscope.phases import _EVENTS
 
     heard = []
 

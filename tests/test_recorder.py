@@ -10,7 +10,7 @@ from report_samples import layers
 
 import jitscope
 from jitscope.reuse import records
-from jitscope.reuse.seconds import Seconds
+from jitscope.seconds import Seconds
 from jitscope.settings import not_counting
 
 

@@ -11,7 +11,7 @@ import jitscope
 from jitscope.report import text
 from jitscope.reuse.body_report import NearMiss
 from jitscope.reuse.reuse_report import ReuseReport
-from jitscope.reuse.seconds import Seconds
+from jitscope.seconds import Seconds
 from jitscope.words import percent, place, printable, size
 
 

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import report as report, testing as testing
-    from .auditing import AuditFinding as AuditFinding, AuditReport as AuditReport, audit as audit
+    from .audited import AuditFinding as AuditFinding, AuditReport as AuditReport
+    from .auditing import audit as audit
     from .explanation import compare as compare, explain as explain
     from .outermost.decorator import outermost_jit as outermost_jit
     from .reuse.recorder import recording as recording, stats as stats
@@ -33,8 +34,8 @@ __version__ = "0.1.0"
 # Imported when first used: `python -m jitscope run` must not import JAX before the script
 # has set it up through the environment.
 _HOMES = {
-    "AuditFinding": "auditing",
-    "AuditReport": "auditing",
+    "AuditFinding": "audited",
+    "AuditReport": "audited",
     "Body": "structuring.census",
     "Census": "structuring.census",
     "Decision": "structuring.plan",

@@ -8,74 +8,16 @@ signature trace to: with each other, and with the trace that an earlier program 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from . import _jax
+from .audited import AuditReport, audited
 from .outermost.jit import OutermostJit
-from .reuse.differences import compare
-from .settings import not_counting
 from .subroutine.static import shown
-from .trail import TracedCall, Trail, keeping_trail
-
-_MAX_DIFFERENCES = 4
-"""Differences that a finding tells."""
-
-
-@dataclasses.dataclass(frozen=True)
-class AuditFinding:
-    """A shared subroutine whose calls do not all compute the same.
-
-    Attributes:
-      name: of the subroutine.
-      source: where it is defined.
-      n_calls: calls of one signature.
-      n_distinct: distinct bodies they trace to; sharing gives all of them the first.
-      sites: lines of the calls that trace to another body than the first call.
-      differences: what differs from the first, one text each.
-      is_held: the first is no call of this program but the trace that an earlier one left, which
-        all calls are given; it counts among ``n_distinct``.
-    """
-
-    name: str
-    source: str
-    n_calls: int
-    n_distinct: int
-    sites: tuple[str, ...]
-    differences: tuple[str, ...]
-    is_held: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class AuditReport:
-    """What an audit found.
-
-    Attributes:
-      program: name of the function.
-      n_calls: calls of shared subroutines that were traced anew.
-      n_signatures: distinct subroutines and signatures among them.
-      findings: subroutines that depend on hidden state.
-    """
-
-    program: str
-    n_calls: int
-    n_signatures: int
-    findings: tuple[AuditFinding, ...]
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether sharing changes nothing."""
-        return not self.findings
-
-    def __str__(self) -> str:
-        from .report import findings  # renderers import records, never the reverse
-
-        return findings.render(self)
 
 
 def audit(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> AuditReport:
@@ -133,51 +75,6 @@ def audit(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> AuditReport:
         inner, args = _over_arrays(inner, args, kwargs)
         kwargs = {}
     return audited(inner, args, kwargs, static, getattr(fun, "__name__", "fun"))
-
-
-def audited(
-    fun: Callable[..., Any], args: tuple, kwargs: dict[str, Any], static: dict[str, Any], name: str
-) -> AuditReport:
-    """As `audit`, with the options of ``jax.jit`` that say what is static."""
-
-    @functools.wraps(fun)
-    def fresh(*args: Any, **kwargs: Any) -> Any:
-        return fun(*args, **kwargs)
-
-    with keeping_trail() as trail, not_counting():
-        _jax.trace(fresh, args, kwargs, static)
-    return _report(trail, name)
-
-
-def _report(trail: Trail, name: str) -> AuditReport:
-    findings = [
-        _finding(key, calls, trail.held.get(key))
-        for key, calls in trail.calls.items()
-        if len({call.digest for call in _compared(calls, trail.held.get(key))}) > 1
-    ]
-    return AuditReport(name, sum(map(len, trail.calls.values())), len(trail.calls), tuple(findings))
-
-
-def _compared(calls: Sequence[TracedCall], held: TracedCall | None) -> list[TracedCall]:
-    return [*([] if held is None else [held]), *calls]
-
-
-def _finding(
-    key: tuple[Any, Hashable], calls: Sequence[TracedCall], held: TracedCall | None
-) -> AuditFinding:
-    first, *_ = compared = _compared(calls, held)
-    others = [call for call in calls if call.digest != first.digest]
-    found = compare(others[0].jaxpr, first.jaxpr, {})
-    texts = tuple(difference.text for difference in found[:_MAX_DIFFERENCES])
-    return AuditFinding(
-        name=str(key[0]),
-        source=key[0].source,
-        n_calls=len(calls),
-        n_distinct=len({call.digest for call in compared}),
-        sites=tuple(dict.fromkeys(call.source for call in others)),
-        differences=texts or ("it computes something else altogether",),
-        is_held=held is not None,
-    )
 
 
 def _over_arrays(

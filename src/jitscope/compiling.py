@@ -9,7 +9,7 @@ from typing import Any
 
 from .hlo import computations_of, kept_units
 from .reuse.compiled import Compiled, KeptBody
-from .reuse.seconds import Seconds
+from .seconds import Seconds
 
 _FUNCTION = re.compile(r"^\s*func\.func ", re.MULTILINE)
 

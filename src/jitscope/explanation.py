@@ -23,11 +23,11 @@ from .compiling import compiled
 from .gpu_target import compile_for, is_array
 from .ir.program import Program
 from .outermost.jit import OutermostJit
+from .phases import Phases
 from .reuse.compiled import Compiled, ForTarget
-from .reuse.phases import Phases
 from .reuse.reuse import Reuse
 from .reuse.reuse_report import ReuseReport
-from .reuse.seconds import Seconds
+from .seconds import Seconds
 from .settings import not_counting
 from .staged.executables import asked_sharding
 from .structuring.policy import Policy

@@ -39,11 +39,13 @@ class Trail:
     Attributes:
       calls: what they traced to.
       held: what they would have been given, where an earlier program left a trace.
+      plain: subroutines with calls that ran as the plain function, and why the first one did.
     """
 
     def __init__(self) -> None:
         self.calls: dict[tuple[SubroutineName, Hashable], list[TracedCall]] = {}
         self.held: dict[tuple[SubroutineName, Hashable], TracedCall] = {}
+        self.plain: dict[SubroutineName, str] = {}
 
     def note(self, name: SubroutineName, signature: Hashable, traced: Any, held: Any) -> None:
         """Adds a call made at the user's current line.

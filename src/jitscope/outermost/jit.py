@@ -21,9 +21,9 @@ import jax
 
 from .. import _jax
 from ..ir.program import Program, capture
+from ..phases import Phases, claim_phases
 from ..progress import watch
 from ..reuse import records
-from ..reuse.phases import Phases, claim_phases
 from ..reuse.reuse import Reuse
 from ..settings import is_disabled, strict
 from ..structuring.census import Census
@@ -191,7 +191,7 @@ class OutermostJit:
             return capture(self._fun, args, kwargs, options)
 
     def _warn_of_hidden_state(self, args: tuple, kwargs: dict, static: dict[str, Any]) -> None:
-        from ..auditing import audited  # which imports this module
+        from ..audited import audited  # few programs ask for it
 
         found = audited(self._fun, args, kwargs, static, _jax.function_name(self._fun))
         if not found.is_clean:

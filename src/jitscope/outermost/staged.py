@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import _jax
 from ..ir.program import Program
-from ..reuse.phases import Phases, claim_phases
+from ..phases import Phases, claim_phases
 from ..settings import strict
 from ..staged.jit import StagedJit
 from ..staged.plan import obstacle, with_stages, without_stages

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..words import count, place, printable
 
 if TYPE_CHECKING:
-    from ..auditing import AuditFinding, AuditReport
+    from ..audited import AuditFinding, AuditReport
 
 _MAX_SITES = 8
 
@@ -16,6 +16,16 @@ _MAX_SITES = 8
 def render(report: AuditReport, *, width: int = 100) -> str:
     """What was found, with the cure."""
     name = printable(report.program)
+    plain = [
+        _filled(f"  {subroutine} ran as the plain function: {reason}", width)
+        for subroutine, reason in report.plain
+    ]
+    return "\n".join([_of_traced(report, name, width), *plain])
+
+
+def _of_traced(report: AuditReport, name: str, width: int) -> str:
+    if not report.n_calls and report.plain:
+        return f"{name}: nothing to audit, since no call of a shared subroutine shared a trace:"
     if not report.n_calls:
         return (
             f"{name}: nothing to audit, since it called no function decorated with "
@@ -54,13 +64,14 @@ def _finding(finding: AuditFinding, width: int) -> str:
         "Pass that as an argument, or do not share this function."
         + (f" {finding.name}.clear_cache() after a change forgets it." if finding.is_held else ""),
     ]
-    return "\n".join(
-        textwrap.fill(
-            printable(line),
-            width,
-            subsequent_indent="    ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        for line in lines
+    return "\n".join(_filled(line, width) for line in lines)
+
+
+def _filled(line: str, width: int) -> str:
+    return textwrap.fill(
+        printable(line),
+        width,
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from .seconds import Seconds
+from ..seconds import Seconds
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
+from ..seconds import Seconds
 from ..subroutine.counters import SubroutineStats
 from . import records
 from .retraces import counts_so_far, subroutine_reports
 from .reuse_report import ReuseReport
-from .seconds import Seconds
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -6,11 +6,11 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING
 
+from ..phases import Phases
 from ..structuring.callgraph import CallGraph
 from ..structuring.census import Body, Census
 from ..structuring.plan import Plan, Structure
 from .evidence import Evidence
-from .phases import Phases
 
 if TYPE_CHECKING:
     from .reuse_report import ReuseReport

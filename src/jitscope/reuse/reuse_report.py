@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from ..seconds import Seconds
 from .body_report import ON_EVERY_PLATFORM, BodyReport
 from .compiled import Compiled, ForTarget
-from .seconds import Seconds
 
 
 @dataclasses.dataclass(frozen=True)

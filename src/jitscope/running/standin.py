@@ -24,8 +24,8 @@ import jax
 from .. import _jax
 from ..ir.program import Program
 from ..outermost.jit import OutermostJit, _active
+from ..phases import Phases, claim_phases
 from ..reuse import records
-from ..reuse.phases import Phases, claim_phases
 from ..reuse.reuse import Reuse
 from ..settings import is_disabled, strict
 from ..structuring.policy import PolicyLike

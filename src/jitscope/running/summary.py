@@ -7,7 +7,7 @@ from ..reuse.recorder import Recording
 from ..reuse.records import Register
 from ..reuse.reuse import Reuse
 from ..reuse.reuse_report import ProgramReport
-from ..reuse.seconds import Seconds
+from ..seconds import Seconds
 from ..words import count, printable
 
 _SHOWN = 20

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 
 from .. import _jax
-from ..reuse.phases import Phases
+from ..phases import Phases
 from .schedule import Step, live_bytes
 from .stages import Stage, Stages
 

@@ -18,7 +18,7 @@ import jax
 
 from .. import _jax
 from ..ir.program import Program
-from ..reuse.phases import Phases
+from ..phases import Phases
 from .executables import (
     Executables,
     Key,

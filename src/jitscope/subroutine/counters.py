@@ -13,7 +13,7 @@ import threading
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from ..reuse.phases import Compilations, compilations_of
+from ..phases import Compilations, compilations_of
 from ..settings import is_counting
 from ..words import compiled_alone, count, traced_in
 from .reasons import FIRST, Details, type_text, why_traced

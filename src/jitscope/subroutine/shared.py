@@ -154,6 +154,9 @@ class SharedSubroutine:
                 self._explain(e, *bound)
             raise
         self._counters.plain(core.plain_reason)
+        trail = current_trail()
+        if trail is not None:
+            trail.plain.setdefault(self._name, core.plain_reason)
         return self._fun(*args, **kwargs)
 
     def _call_core(self, core: Core, args: tuple, kwargs: dict[str, Any], keys: Keys) -> Any:

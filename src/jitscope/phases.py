@@ -18,8 +18,8 @@ from contextlib import contextmanager
 
 import jax
 
-from ..settings import is_counting
 from .seconds import Seconds
+from .settings import is_counting
 
 _EVENTS = {
     "/jax/core/compile/jaxpr_trace_duration": ("trace_s", "{}"),
