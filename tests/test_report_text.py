@@ -124,6 +124,29 @@ def test_decorated_parts_that_are_each_too_small_get_the_advice_to_decorate_more
     assert "by itself" not in text.render(of(*parts, body()))
 
 
+def test_layer_that_prints_gets_the_advice_to_take_that_out():
+    @jitscope.shared_subroutine
+    def layer(w, x):
+        jax.debug.print("{}", x.sum())
+        return jnp.tanh(jnp.sin(x @ w) * jnp.cos(x) + jax.nn.gelu(x)) / (1 + x * x)
+
+    @jitscope.outermost_jit
+    def net(w, x):
+        for _ in range(6):
+            x = layer(w, x)
+        return x
+
+    net.trace(jnp.ones((4, 4)), jnp.ones((2, 4)))
+    shown = " ".join(str(net.reuse()).split())
+    assert "! layer: its 6 calls cannot be kept, since it has side effects. What prints" in shown
+    printing = body("layer", structure="NESTED", reason="it has side effects, whose order")
+    assert "cannot be kept" in text.render(of(printing))
+    assert "cannot be kept" not in text.render(of(dataclasses.replace(printing, n_uses=3)))
+    assert "cannot be kept" not in text.render(of(dataclasses.replace(printing, is_backward=True)))
+    others = [dataclasses.replace(printing, name=n, digest=n * 20, is_decorated=True) for n in "ab"]
+    assert "pays as a kept call by itself" not in text.render(of(*others))
+
+
 def test_difference_within_a_body_is_told_once():
     miss = NearMiss("1" * 40, "layer", "model.py:13", ("n: 3.0 against 4.0",), "pass it")
     shown = text.render(of(body(near_misses=(miss,)), body("part", near_misses=(miss,))))

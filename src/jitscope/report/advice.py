@@ -10,6 +10,8 @@ from .titles import title
 
 _SMALLEST = 12
 """Equations of a body that advice is given on."""
+_FEWEST_USES = 4
+"""Uses from which a kept call may pay."""
 _MAX_ADVICE = 4
 
 
@@ -37,6 +39,11 @@ def advice(program: ProgramReport, width: int) -> list[str]:
         if not (miss.is_shape_only or miss.is_of_gradient or miss.differences in shown):
             shown.add(miss.differences)
             lines.append(_missed(body, miss))
+    lines += [
+        _with_effects(body)
+        for body in bodies
+        if _has_effects(body) and body.n_uses >= _FEWEST_USES and not body.is_backward
+    ]
     lines += _too_small(program)
     if len(lines) > _MAX_ADVICE:
         lines[_MAX_ADVICE:] = [f"! and {len(lines) - _MAX_ADVICE} more such; the HTML page has all"]
@@ -61,7 +68,10 @@ def _too_small(program: ProgramReport) -> list[str]:
     names = dict.fromkeys(
         printable(body.name)
         for body in program.bodies
-        if body.is_decorated and body.n_uses >= 4 and body.structure == "NESTED"
+        if body.is_decorated
+        and body.n_uses >= _FEWEST_USES
+        and body.structure == "NESTED"
+        and not _has_effects(body)
     )
     if program.shared or len(names) < 2:
         return []
@@ -69,6 +79,19 @@ def _too_small(program: ProgramReport) -> list[str]:
         f"! {', '.join(names)}: none of them pays as a kept call by itself. Decorate the function "
         "around them that repeats, such as a whole layer, as well: a larger body saves more."
     ]
+
+
+def _has_effects(body: BodyReport) -> bool:
+    """Whether side effects are why its calls cannot be kept."""
+    return body.structure == "NESTED" and body.reason.startswith("it has side effects")
+
+
+def _with_effects(body: BodyReport) -> str:
+    return (
+        f"! {printable(title(body))}: its {body.n_uses} calls cannot be kept, since it has side "
+        "effects. What prints or calls back (jax.debug.print, io_callback) is best taken out while "
+        "it is not needed; or decorate the parts of the function that do neither."
+    )
 
 
 def _retraced(body: BodyReport) -> str:
