@@ -25,6 +25,26 @@ def test_headline_tells_calls_bodies_and_what_the_compiler_sees():
     assert lines[1] == "predicted: XLA compiles 3 of them; the other 15 (83 %) are repeats of these"
 
 
+def test_loops_that_copy_more_than_they_save_are_said_to():
+    @jitscope.shared_subroutine(structure="rolled")
+    def layer(w, x):
+        return x * w
+
+    @jitscope.outermost_jit
+    def net(ws, x):
+        for w in ws:
+            x = layer(w, x)
+        return x
+
+    net.trace([jnp.ones(3)] * 2, jnp.ones(3))
+    report = net.reuse().report()
+    (traced,) = report.programs
+    assert traced.n_compiled > traced.n_equations == 2
+    shown = text.render(report, width=200)
+    assert f"predicted: XLA compiles {traced.n_compiled}, {-traced.n_saved} more than that" in shown
+    assert "the other" not in shown
+
+
 def test_record_prints_as_its_report():
     model, args = layers()
     model.trace(*args)

@@ -91,7 +91,12 @@ def _headline(program: ProgramReport) -> list[str]:
     if not shared:
         return [f"{name}: {count(n, 'equation')}; something repeats, but nothing that pays"]
     lines = [f"{name}: {count(n, 'equation')}; {units}"]
-    if program.n_saved and program.keeps_calls:
+    if program.n_saved < 0:
+        lines.append(
+            f"predicted: XLA compiles {program.n_compiled:,}, {-program.n_saved:,} more than that: "
+            "its loops copy values into and out of stacks"
+        )
+    elif program.n_saved and program.keeps_calls:
         lines.append(
             f"predicted: XLA {'compiles' if is_applied else 'would compile'} "
             f"{program.n_compiled:,} of them; the other {program.n_saved:,} "

@@ -91,7 +91,10 @@ class ProgramReport:
 
     @property
     def n_saved(self) -> int:
-        """Equations that the compiler need not see again: the predicted saving."""
+        """Equations that the compiler need not see again: the predicted saving.
+
+        Less than 0 where loops copy more values into and out of stacks than they save equations.
+        """
         return self.n_equations - self.n_compiled
 
 
